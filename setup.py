@@ -118,6 +118,10 @@ EXPORT_REQUIRES = [
     "safetensors>=0.4",  # reads and writes .safetensors
 ]
 
+GPU_REQUIRES = [
+    "nvidia-ml-py>=12",  # utilization and temperature of GPUs, which torch reads with it
+]
+
 RAY_REQUIRES = [
     # nodes for --launcher=ray; placement groups are older, but older versions were not tried
     "ray>=2.60",
@@ -147,6 +151,7 @@ LIGHT_REQUIRES = [
     *TENSORBOARD_REQUIRES,
     *DASHBOARD_REQUIRES,
     *EXPORT_REQUIRES,
+    *GPU_REQUIRES,
 ]
 
 ALL_REQUIRES = [
@@ -254,6 +259,7 @@ setup(
         "dev-all": DEV_ALL_REQUIRES,
         "docs": DOCS_REQUIRES,
         "export": EXPORT_REQUIRES,
+        "gpu": GPU_REQUIRES,
         "huggingface": HUGGINGFACE_REQUIRES,
         "lightning": LIGHTNING_REQUIRES,
         "ray": RAY_REQUIRES,

@@ -57,6 +57,8 @@ class Track(Enum):
     """Factors being handed to, and taken from, the connections to the other workers."""
     REBUILD = 7
     """Gradients being rebuilt from factors, and applied."""
+    GPU = 8
+    """What the GPU computes, by its events."""
 
 
 class Tracer(Protocol):

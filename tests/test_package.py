@@ -186,6 +186,7 @@ def test_the_metadata_is_complete(installed: Path) -> None:
             "dev-all",
             "docs",
             "export",
+            "gpu",
             "huggingface",
             "lightning",
             "ray",

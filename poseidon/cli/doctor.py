@@ -37,7 +37,7 @@ from poseidon.launcher.site import launcher_environment
 
 def survey_lines(survey: Survey, findings: Sequence[Finding]) -> list[str]:
     """Return the lines that `poseidon doctor` prints."""
-    lines = [*_host_table(survey.hosts), *_link_table(survey)]
+    lines = [*_host_table(survey.hosts), *_gpu_lines(survey.hosts), *_link_table(survey)]
     worst = worst_link(survey)
     if worst is not None:
         rate = format_rate(worst.bytes_per_s) if worst.bytes_per_s else "nothing"
@@ -88,6 +88,24 @@ def _host_table(hosts: Sequence[HostReport]) -> list[str]:
             ]
         )
     return aligned(rows)
+
+
+def _gpu_lines(hosts: Sequence[HostReport]) -> list[str]:
+    """Return the driver's description of each host's GPUs, copies each way, and the topology."""
+    lines = []
+    for host in hosts:
+        known = host.facts.get("gpu_system") or {}
+        if not known:
+            continue
+        lines += ["", f"GPUs of {host.label} (NCCL {known['nccl'] or 'unknown'}):"]
+        for number, gpu in enumerate(host.facts["gpus"]):
+            rates = known["copies"][number] if number < len(known["copies"]) else {}
+            copied = [
+                f"{rates[way] / 1e9:.1f} GB/s {way}" for way in ("to", "back") if way in rates
+            ]
+            lines.append(f"  {number}: {gpu}; copies {', '.join(copied) or 'not measured'}")
+        lines += [f"  {line}" for line in known["topology"] if line.strip()]
+    return lines
 
 
 def _link_table(survey: Survey) -> list[str]:

@@ -17,7 +17,8 @@ A process prints to standard output:
         every two seconds and at the end, from all workers: for how long the loop has neither moved
         nor waited for others; how long it has waited in total, how long for its data, how long it
         had something to send to hosts, the busy part of its host's processors, and how many
-        iterations it may be ahead of the slowest worker, or null
+        iterations it may be ahead of the slowest worker, or null; with a GPU also `gpu`, see
+        `GpuReading` of `poseidon.observe.metrics.job_statistics`
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
         the same of a script's loop, with its position
     {"event": "statistics", ...}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -159,7 +160,8 @@ def _description(check: Check) -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "processor": _processor(),
         "memory": {"total": memory.total, "available": memory.available},
-        "gpus": _gpus(),
+        "gpus": (gpus := _gpus()),
+        "gpu_system": _gpu_system() if gpus else {},
         "files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "folder": there,
         "free": shutil.disk_usage(there).free,
@@ -383,10 +385,41 @@ def _gpus() -> list[str] | None:
     """Return a line for each GPU of the driver; None where there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return _lines(
+        "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+    )
+
+
+def _gpu_system() -> dict[str, Any]:
+    """Return the version of NCCL, how the GPUs are connected, as nvidia-smi draws it, and the rates
+    of copies to each and back, in bytes a second.
+    """
+    nccl = [
+        found.version
+        for found in importlib.metadata.distributions()
+        if (found.name or "").startswith("nvidia-nccl")
+    ]
+    copies = _lines(sys.executable, "-m", "poseidon.cluster.doctor.gpu_copies", timeout_s=60)
+    try:
+        rates = json.loads(copies[-1]) if copies else []
+    except ValueError:
+        rates = []
+    return {
+        "nccl": "".join(nccl[:1]),
+        "topology": _lines("nvidia-smi", "topo", "-m"),
+        "copies": rates,
+    }
+
+
+def _lines(*command: str, timeout_s: float = 15) -> list[str]:
+    """Return the lines that a program prints; none if it fails."""
     try:
         done = subprocess.run(
-            query, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=15
+            command,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

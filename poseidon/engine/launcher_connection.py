@@ -22,10 +22,12 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 import psutil
+import torch
 
 from poseidon.base.settings import hide_descriptors, read_settings
 from poseidon.engine.data_waits import WAITED
 from poseidon.engine.debugger import refuse_breakpoints
+from poseidon.engine.gpu import gpu_reading
 from poseidon.engine.session import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
@@ -110,6 +112,8 @@ class LauncherConnection:
         """How far a script's loop has come; None: this process runs no script."""
         self.most_lead: int | None = None
         """See `ExchangeOptions.most_lead`; None, too, before the exchange is built."""
+        self.device = torch.device("cpu")
+        """Where this worker computes."""
         self.gone = threading.Event()
         """Set once the launcher has gone."""
         self.stopping = threading.Event()
@@ -379,5 +383,6 @@ class LauncherConnection:
             sending_s=sending_s(),
             host_busy=psutil.cpu_percent() / 100,
             most_lead=self.most_lead,
+            **({"gpu": gpu} if (gpu := gpu_reading(self.device)) else {}),
             **position,
         )

@@ -33,6 +33,7 @@ from poseidon.base import glog
 from poseidon.base.settings import folder_of_sockets
 from poseidon.engine.debugger import ending
 from poseidon.engine.document import WorkKind, read_document
+from poseidon.engine.gpu import bind_to_gpu
 from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
 from poseidon.engine.other_process import raised_elsewhere
 from poseidon.engine.work import Work
@@ -102,9 +103,11 @@ def _shorten_sockets() -> None:
 def run_work(work: Work[Any]) -> int:
     """Do a worker's work and report its end. Return the exit code."""
     launcher = work.launcher
+    launcher.device = torch.device(work.document.device)
     launcher.start()
     try:
-        compute_on(torch.device(work.document.device), work.document)
+        compute_on(launcher.device, work.document)
+        bind_to_gpu(launcher.device)
         done = work.run()
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         report_error(error, work)

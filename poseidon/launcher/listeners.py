@@ -26,10 +26,12 @@ from poseidon.cluster.supervision.stragglers import Stragglers
 from poseidon.exchange.auto.recorded import FILE_NAME as PLAN_FILE
 from poseidon.observe.metrics.job_statistics import (
     FILE_NAME,
+    GpuReading,
     JobStatistics,
     ShardTotals,
     WorkerStatistics,
     encode_statistics,
+    parse_gpu,
     parse_shard,
     parse_worker,
 )
@@ -153,6 +155,7 @@ class StatisticsFile(JobListener):
         self._written_s = float("-inf")
         self._workers: dict[int, WorkerStatistics] = {}
         self._shards: dict[int, ShardTotals] = {}
+        self._gpus: dict[int, GpuReading] = {}
         self._meter, self._progress = ProgressMeter(now), JobProgress()
         self._unwritten = False
         self._broken = False
@@ -165,6 +168,8 @@ class StatisticsFile(JobListener):
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         if event.get("event") == "statistics":
             self._keep(name, event)
+        if event.get("event") == "alive" and (gpu := parse_gpu(event.get("gpu"))) != GpuReading():
+            self._gpus[name.index] = gpu
         if event.get("event") == "progress" and name.role is Role.WORKER and name.index == 0:
             self._progress = self._meter.update(event) or self._progress
             self._unwritten = True
@@ -190,7 +195,13 @@ class StatisticsFile(JobListener):
         workers, shards = dict(sorted(self._workers.items())), dict(sorted(self._shards.items()))
         progress = replace(self._progress, loss=None)
         text = encode_statistics(
-            JobStatistics(job=self._job, workers=workers, shards=shards, progress=progress)
+            JobStatistics(
+                job=self._job,
+                workers=workers,
+                shards=shards,
+                gpus=dict(sorted(self._gpus.items())),
+                progress=progress,
+            )
         )
         try:
             write_whole(self._path, text.encode(), durably=False)

@@ -336,6 +336,14 @@ class Prometheus:
                 "worker_waited_seconds", "Time a worker has waited for others", "rank", "host"
             ),
         }
+        self._gpu = {
+            "memory_bytes": gauge(
+                "gpu_memory_bytes", "Memory of a worker's GPU in use, by all", "rank", "host"
+            ),
+            "total_bytes": gauge("gpu_memory_total_bytes", "Memory of the GPU", "rank", "host"),
+            "busy": gauge("gpu_busy", "Busy part of the GPU's time, 0 to 1", "rank", "host"),
+            "temperature_c": gauge("gpu_celsius", "Temperature of the GPU", "rank", "host"),
+        }
         self._shard = {
             "bytes_in": gauge("shard_bytes_received", "Since the shard's start", "index", "host"),
             "bytes_out": gauge("shard_bytes_sent", "Since the shard's start", "index", "host"),
@@ -351,7 +359,7 @@ class Prometheus:
         if kind == "start":
             self._start_count += 1
             self._starts.set(self._start_count, job)
-            for gauge in (*self._worker.values(), *self._shard.values()):
+            for gauge in (*self._worker.values(), *self._gpu.values(), *self._shard.values()):
                 gauge.values.clear()  # this start may have fewer of them, or on other hosts
         elif kind == "progress":
             for name, gauge in self._of_job.items():
@@ -369,6 +377,8 @@ class Prometheus:
             gauges = self._worker if kind == "worker" else self._shard
             for name, gauge in gauges.items():
                 gauge.set(record[name], job, str(record["index"]), record["host"])
+            for name, value in record.get("gpu", {}).items():
+                self._gpu[name].set(value, job, str(record["index"]), record["host"])
 
     def close(self) -> None:
         self._page.close()

@@ -11,13 +11,16 @@ Laws:
   has the gradient of the next layer's top, or with the backward pass: autograd computes a layer's
   backward in one piece, last layer first.
 
-On a GPU these are the times at which work is queued, not the times at which it is done.
+On a GPU these are the times at which work is queued. The row of the GPU has the forward passes as
+the GPU runs them, by events between its kernels, and profilers of CUDA see them as NVTX ranges.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +68,58 @@ class ExchangeTrace(Observer):
             self._trace.span(Track.COMPUTE, "iteration", name, self._began_ns, ended_ns)
 
 
+class DeviceSpans:
+    """Spans of a GPU, from events that are read once they have passed.
+
+    Args:
+        event: returns a new event after the work that is queued so far, with `query` and
+            `elapsed_time` in milliseconds, as those of torch with `enable_timing`.
+    """
+
+    def __init__(self, trace: Tracer, event: Callable[[], Any]) -> None:
+        self._trace, self._event = trace, event
+        self._base: Any = None
+        self._base_ns = 0
+        self._open: deque[tuple[str, Any, Any]] = deque()
+
+    def begin(self) -> Any:
+        """Return the beginning of a span."""
+        if self._base is None:  # the only one that is waited for
+            self._base = self._event()
+            self._base.synchronize()
+            self._base_ns = self._trace.now()
+        return self._event()
+
+    def end(self, name: str, began: Any) -> None:
+        """End a span; write those that have passed."""
+        self._open.append((name, began, self._event()))
+        while self._open and self._open[0][2].query():
+            self._write(*self._open.popleft())
+
+    def close(self) -> None:
+        """Wait for the last spans, and write them."""
+        while self._open:
+            self._open[0][2].synchronize()
+            self._write(*self._open.popleft())
+
+    def _write(self, name: str, began: Any, ended: Any) -> None:
+        times = [self._base_ns + round(self._base.elapsed_time(at) * 1e6) for at in (began, ended)]
+        self._trace.span(Track.GPU, "forward", name, *times)
+
+
+def spans_of_gpu(trace: Tracer) -> DeviceSpans | None:
+    """Return the spans of the GPU on which this process computes; None: on none."""
+    if not torch.cuda.is_initialized():
+        return None
+
+    def event() -> torch.cuda.Event:
+        found = torch.cuda.Event(enable_timing=True)
+        found.record()
+        return found
+
+    return DeviceSpans(trace, event)
+
+
 class TracingHooks:
     """Spans for the forward and backward passes of the layers of one module.
 
@@ -75,6 +130,8 @@ class TracingHooks:
     def __init__(self, layers: Sequence[tuple[str, nn.Module]], trace: Tracer) -> None:
         self._trace = trace
         self._forward_began_ns = [0] * len(layers)
+        self._of_gpu = spans_of_gpu(trace)
+        self._gpu_began: dict[int, Any] = {}
         self._names = [name for name, _ in layers]
         # autograd nodes of the bottoms of layers that run now
         self._made_before: dict[int, list[object]] = {}
@@ -93,6 +150,8 @@ class TracingHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._of_gpu is not None:
+            self._of_gpu.close()
 
     def _before(self, index: int) -> Callable[[nn.Module, object], None]:
         def note(module: nn.Module, arguments: object) -> None:
@@ -100,6 +159,9 @@ class TracingHooks:
             # bottom.
             self._made_before[index] = [tensor.grad_fn for tensor in _tensors(arguments)]
             self._forward_began_ns[index] = self._trace.now()
+            if self._of_gpu is not None:
+                torch.cuda.nvtx.range_push(f"forward {self._names[index]}")
+                self._gpu_began[index] = self._of_gpu.begin()
 
         return note
 
@@ -108,6 +170,9 @@ class TracingHooks:
             self._trace.span(
                 Track.COMPUTE, "forward", self._names[index], self._forward_began_ns[index]
             )
+            if self._of_gpu is not None and index in self._gpu_began:
+                self._of_gpu.end(self._names[index], self._gpu_began.pop(index))
+                torch.cuda.nvtx.range_pop()
             made_before = self._made_before.pop(index, [])
             for tensor in _tensors(outputs):
                 node = tensor.grad_fn

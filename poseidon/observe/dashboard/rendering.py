@@ -154,6 +154,7 @@ def _workers(workers: Sequence[Mapping[str, Any]], limit: str) -> str:
             _part(worker["waited"]),
             _part(worker["read"]),
             _milliseconds(worker["own_s"]),
+            escape(", ".join(worker["gpu"])) or NONE,
         ]
         rows.append(_row(cells, kind))
     return "".join(rows)

@@ -15,7 +15,9 @@ from typing import Any
 
 from poseidon.observe.dashboard.bottleneck import JobLimit, ShardLoad, WorkerLoad, find_bottleneck
 from poseidon.observe.metrics.job_records import Record
+from poseidon.observe.metrics.job_statistics import parse_gpu
 from poseidon.observe.metrics.record import RATES, is_loss, score
+from poseidon.observe.metrics.statistics_tables import UNKNOWN, gpu_cells
 
 WINDOW_S = 20.0
 """Seconds over which loads are measured."""
@@ -246,6 +248,9 @@ class JobView:
                     "waited": load.waited if load else None,
                     "read": load.read if load else None,
                     "own_s": (load.own_s or None) if load else None,
+                    "gpu": [
+                        text for text in gpu_cells(parse_gpu(record.get("gpu"))) if text != UNKNOWN
+                    ],
                     "silent": running and not self.outcome and now - record["time"] > SILENT_S,
                 }
             )

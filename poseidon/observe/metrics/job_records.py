@@ -17,9 +17,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, TypeGuard
 
-from poseidon.observe.metrics.job_statistics import ShardTotals
+from poseidon.observe.metrics.job_statistics import ShardTotals, parse_gpu
 from poseidon.observe.metrics.progress import JobProgress
 from poseidon.observe.metrics.record import own_names, repeated
 
@@ -79,6 +80,7 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
         return None
     later = {"read_s": 0.0, "host_busy": 0.0}  # earlier releases do not send them
     sending, most = seconds_by_host(event.get("sending_s")), event.get("most_lead")
+    gpu = {n: v for n, v in asdict(parse_gpu(event.get("gpu"))).items() if v is not None}
     return {
         "kind": "worker",
         "iteration": iteration,
@@ -86,6 +88,7 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
         **known,
         "sending_s": sending,
         "most_lead": most if isinstance(most, int) else None,
+        **({"gpu": gpu} if gpu else {}),
     }
 
 
@@ -253,6 +256,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[Callable[[object], bool], object]]] = {
         # earlier releases do not send the last three
         **dict.fromkeys(("waited_s", "read_s", "host_busy"), (_is_amount, 0.0)),
         "most_lead": (lambda value: value is None or _is_count(value), None),
+        "gpu": (_is_by_name(_is_amount), {}),
     },
     "shard": {
         **_PROCESS,

@@ -6,7 +6,8 @@ A worker:   {"iterations": 120, "tensors": [{"name": "conv1.0", "scheme": "ps", 
 A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1, "queue": 0, "longest_queue": 3,
              "updates": 7, "busy_s": 0.5, "memory_bytes": 4096, "peak_bytes": 200000000,
              "refused": 0, "dropped": 0}
-The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...}}
+The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...},
+             "gpus": {"0": {"memory_bytes": 1, "total_bytes": 2, "busy": 0.5, "temperature_c": 60}}}
 
 Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the
 events; an invalid event is None, and counts only as a heartbeat.
@@ -86,16 +87,33 @@ class ShardTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """The state of a worker's GPU; None: not known.
+
+    Attributes:
+        memory_bytes: the memory in use, by all processes.
+        busy: the busy part of the time; 0..1.
+    """
+
+    memory_bytes: int | None = None
+    total_bytes: int | None = None
+    busy: float | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatistics:
     """The latest statistics of each process of a job.
 
     Attributes:
+        gpus: the GPU of each worker that has one.
         progress: the progress, without the loss.
     """
 
     job: str
     workers: Mapping[int, WorkerStatistics] = field(default_factory=dict)
     shards: Mapping[int, ShardTotals] = field(default_factory=dict)
+    gpus: Mapping[int, GpuReading] = field(default_factory=dict)
     progress: JobProgress = field(default_factory=JobProgress)
 
 
@@ -118,6 +136,14 @@ def parse_shard(event: Mapping[str, object]) -> ShardTotals | None:
         return None
 
 
+def parse_gpu(value: object) -> GpuReading:
+    """Parse the GPU of a worker's `alive` event; nothing is known if it is invalid."""
+    try:
+        return GpuReading(**_checked(GpuReading, value if isinstance(value, dict) else {}))
+    except (ValueError, TypeError):
+        return GpuReading()
+
+
 def encode_statistics(statistics: JobStatistics) -> str:
     """Return the text of the file."""
     return json.dumps(asdict(statistics), indent=1) + "\n"
@@ -136,6 +162,7 @@ def decode_statistics(text: str) -> JobStatistics:
         job=document["job"],
         workers=_by_number(document.get("workers"), parse_worker),
         shards=_by_number(document.get("shards"), parse_shard),
+        gpus=_by_number(document.get("gpus", {}), parse_gpu),
         progress=JobProgress(**_checked(JobProgress, document.get("progress") or {})),
     )
 

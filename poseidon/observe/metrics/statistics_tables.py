@@ -14,7 +14,12 @@ from dataclasses import dataclass
 
 from poseidon.base.text_files import aligned
 from poseidon.errors import counted
-from poseidon.observe.metrics.job_statistics import JobStatistics, ShardTotals, WorkerStatistics
+from poseidon.observe.metrics.job_statistics import (
+    GpuReading,
+    JobStatistics,
+    ShardTotals,
+    WorkerStatistics,
+)
 
 TENSOR_HEAD = ("tensor", "scheme", "bytes out", "bytes in", "waited ms", "hidden ms", "hidden")
 SHARD_HEAD = (
@@ -151,6 +156,9 @@ def job_tables(statistics: JobStatistics) -> list[str]:
             f"other traffic: {sum(others):,} bytes in all, for joining, clocks, collections and "
             "snapshots"
         )
+    if statistics.gpus:
+        rows = [(str(rank), *gpu_cells(gpu)) for rank, gpu in statistics.gpus.items()]
+        lines += ["", "GPUs:", *aligned([("worker", "memory", "busy", "temperature"), *rows])]
     table = shard_table(list(statistics.shards.items()))
     if not table:
         return lines
@@ -161,6 +169,15 @@ def job_tables(statistics: JobStatistics) -> list[str]:
         *table,
         *rejections(list(statistics.shards.items())),
     ]
+
+
+def gpu_cells(gpu: GpuReading) -> tuple[str, str, str]:
+    """Return the memory, the busy part of the time and the temperature of a GPU."""
+    memory = UNKNOWN
+    if gpu.memory_bytes is not None and gpu.total_bytes is not None:
+        memory = f"{gpu.memory_bytes / 2**30:.1f} of {gpu.total_bytes / 2**30:.1f} GiB"
+    busy = UNKNOWN if gpu.busy is None else f"{100 * gpu.busy:.0f} %"
+    return memory, busy, UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
 
 
 def rejections(shards: Sequence[tuple[int, ShardTotals]]) -> list[str]:

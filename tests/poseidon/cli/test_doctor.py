@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cli.doctor import _gpu_lines
 from poseidon.cli.main import main
+from poseidon.cluster.doctor.survey import HostReport
 
 
 @pytest.mark.parametrize(
@@ -31,4 +33,28 @@ def test_a_missing_ssh_configuration_is_one_sentence(
     assert (
         f"poseidon {command[0]}: there is no SSH configuration nothing_here"
         in capsys.readouterr().err
+    )
+
+
+def test_gpus_are_described() -> None:
+    facts = {
+        "gpus": ["H100, 80 GiB, 570.1", "H100, 80 GiB, 570.1"],
+        "gpu_system": {
+            "nccl": "2.27.3",
+            "topology": ["     GPU0 GPU1", "GPU0  X   NV18"],
+            "copies": [{"to": 5.51e10, "back": 5.2e10}],
+        },
+    }
+    host = HostReport(clients=(), label="node1", address="", facts=facts, clock_offset_s=0.0)
+    assert _gpu_lines([host]) == [
+        "",
+        "GPUs of node1 (NCCL 2.27.3):",
+        "  0: H100, 80 GiB, 570.1; copies 55.1 GB/s to, 52.0 GB/s back",
+        "  1: H100, 80 GiB, 570.1; copies not measured",
+        "       GPU0 GPU1",
+        "  GPU0  X   NV18",
+    ]
+    assert (
+        _gpu_lines([HostReport(clients=(), label="n", address="", facts={}, clock_offset_s=0.0)])
+        == []
     )

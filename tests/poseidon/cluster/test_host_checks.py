@@ -240,3 +240,17 @@ def test_an_agent_imports_no_torch() -> None:
     """It would take seconds, and memory, on every host."""
     program = "import sys, poseidon.cluster.agent.__main__; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+
+
+def test_the_doctor_describes_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the driver's program, which a script stands in for; torch sees no GPU here."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\ncase $1 in topo) echo "GPU0 X NV18";; *) echo "H100, 80 GiB, 570.1";; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = host_probe._description(Check(describe=True, folder=str(tmp_path)))
+    assert found["gpus"] == ["H100, 80 GiB, 570.1"]
+    assert found["gpu_system"]["topology"] == ["GPU0 X NV18"]
+    assert found["gpu_system"]["copies"] == []

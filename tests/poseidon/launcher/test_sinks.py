@@ -422,3 +422,26 @@ def test_the_dashboard_and_the_page_name_every_value() -> None:
     assert worker is not None
     for record in (worker, shard_record(ShardTotals(), {}), progress_record(JobProgress())):
         assert {name for name in record if f"`{name}`" not in page} == set()
+
+
+def test_the_gpu_of_a_worker_is_recorded_and_served(tmp_path: Path) -> None:
+    path, gpu = tmp_path / "metrics.jsonl", {"memory_bytes": 5, "busy": 0.75}
+    listener = records(JsonLines(path))
+    listener.on_event(WORKER, {**ALIVE, "gpu": {**gpu, "temperature_c": None}})
+    listener.on_event(OTHER, {**ALIVE, "gpu": {"busy": "much"}})
+    listener.close()
+    found = lines(path)
+    assert [record.get("gpu") for record in found] == [gpu, None]
+    served = Prometheus(0, "j")
+    try:
+        for record in found:
+            served.write(record)
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{served.port}/metrics", timeout=20
+        ) as answer:
+            page = answer.read().decode()
+    finally:
+        served.close()
+    values = [line for line in page.splitlines() if line.startswith("poseidon_gpu")]
+    labels = '{host="node0",job="j",rank="0"}'
+    assert values == [f"poseidon_gpu_memory_bytes{labels} 5.0", f"poseidon_gpu_busy{labels} 0.75"]

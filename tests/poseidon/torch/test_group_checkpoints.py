@@ -513,3 +513,21 @@ def test_a_state_without_one_of_its_parts_is_refused(how: How) -> None:
             with pytest.raises(SnapshotError):
                 group.load_state_dict(one)
         group.load_state_dict(state)
+
+
+def test_a_run_that_computes_differently_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    context = WorkerContext(folder=tmp_path, say=said.append)
+    path = join(build(0), MOMENTUM, DistributeOptions(), context).save()
+    again = WorkerContext(checkpoint=path, say=said.append)
+    assert join(build(0), MOMENTUM, DistributeOptions(), again).resume()
+    assert not any("computed" in sentence for sentence in said)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert join(build(0), MOMENTUM, DistributeOptions(), again).resume()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (sentence,) = [sentence for sentence in said if "computed" in sentence]
+    assert sentence.startswith(f"{path} was computed with ")
+    assert ", float32, and this run computes with " in sentence
+    assert ", float32, deterministic kernels: it continues correctly" in sentence

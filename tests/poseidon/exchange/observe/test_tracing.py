@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -10,7 +11,13 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
+from poseidon.exchange.observe.tracing import (
+    DeviceSpans,
+    ExchangeTrace,
+    TracingHooks,
+    named_layers,
+)
+from ps_server.trace import Track
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
 from tests.support.exchanges import AloneExchange
 from tests.support.tracing import Recorded, nested
@@ -137,3 +144,38 @@ def test_the_last_backward_span_ends_with_the_pass() -> None:
     assert trace.names()[-1] == ("backward", "first")
     assert trace.spans[-1].ended_ns <= after_ns
     hooks.close()
+
+
+class FakeEvent:
+    """An event of a GPU that passes when it is told to."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms, self.passed = ms, False
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.ms - self.ms
+
+
+def test_spans_of_a_gpu_are_written_once_its_events_have_passed() -> None:
+    made: list[FakeEvent] = []
+
+    def event() -> FakeEvent:
+        made.append(FakeEvent(float(len(made))))
+        return made[-1]
+
+    spans: list[tuple[Track, str, str, int, int]] = []
+    trace = SimpleNamespace(now=lambda: 7, span=lambda *of: spans.append(of))
+    device = DeviceSpans(trace, event)  # type: ignore[arg-type]
+    device.end("a", device.begin())  # events 0 (the base), 1 and 2
+    assert spans == [], "the training loop does not wait"
+    made[2].passed = True
+    device.end("b", device.begin())
+    assert spans == [(Track.GPU, "forward", "a", 1_000_007, 2_000_007)]
+    device.close()
+    assert spans[1:] == [(Track.GPU, "forward", "b", 3_000_007, 4_000_007)]

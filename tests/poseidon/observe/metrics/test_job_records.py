@@ -82,7 +82,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "train": {"iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5, "a": None}},
     "test": {"iteration": 100, "net": 0, "outputs": {"accuracy": 0.5}},
     "progress": {"iteration": 1, "max_iter": 9, "loss": None, "rate": 2.5, "images_rate": 0.0},
-    "worker": {"index": 0, "client": 1, "host": "node1", "iteration": 7, "waited_s": 0.5, "read_s": 0, "host_busy": 0.1, "sending_s": {"10.0.0.2": 0.25}, "most_lead": None},
+    "worker": {"index": 0, "client": 1, "host": "node1", "iteration": 7, "waited_s": 0.5, "read_s": 0, "host_busy": 0.1, "sending_s": {"10.0.0.2": 0.25}, "most_lead": None, "gpu": {"busy": 0.5}},
     "shard": {"index": 0, "client": 1, "host": "node1", "queue": 3, "busy_s": 0.5, "stalled_s": 0.0, "bytes_in": 9, "bytes_out": 2, "sending_s": {}},
     "snapshot": {"iteration": 5, "path": "/x_iter_5.solverstate"},
     "end": {"outcome": "finished", "iteration": None},

@@ -3,10 +3,14 @@ from __future__ import annotations
 import pytest
 
 from poseidon.observe.metrics.job_statistics import (
+    GpuReading,
     JobStatistics,
     ShardTotals,
     TensorStatistics,
     WorkerStatistics,
+    decode_statistics,
+    encode_statistics,
+    parse_gpu,
 )
 from poseidon.observe.metrics.statistics_tables import (
     job_tables,
@@ -136,3 +140,14 @@ def test_a_whole_job() -> None:
     assert "other traffic: 11 bytes in all, for joining, clocks, collections and snapshots" in lines
     assert lines[-2].startswith("shard")
     assert job_tables(JobStatistics(job="lenet-1"))[-1] == "no iteration has ended yet"
+
+
+def test_gpus_have_a_table_of_their_own() -> None:
+    whole = GpuReading(memory_bytes=3 << 29, total_bytes=8 << 30, busy=0.746, temperature_c=61.0)
+    job = JobStatistics(job="j", gpus={0: whole, 3: GpuReading(memory_bytes=1)})
+    assert decode_statistics(encode_statistics(job)) == job
+    text = "\n".join(job_tables(job))
+    assert "1.5 of 8.0 GiB" in text and "75 %" in text and "61 °C" in text
+    assert "GPUs:" not in "\n".join(job_tables(JobStatistics(job="j")))
+    for invalid in ({"busy": "x"}, {"memory_bytes": -1}, None, [1]):
+        assert parse_gpu(invalid) == GpuReading()
