@@ -18,7 +18,10 @@ from poseidon.caffe.data.prepare.cifar10 import BUILT_IN, Cifar10Request, Prepar
 from poseidon.caffe.layers.registry import layer_class
 from poseidon.caffe.net.net_plan import plan_net
 from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.caffe.tools.preflight import check_nets
 from poseidon.cli.main import parse_arguments
+from poseidon.cluster.machinefile import read_machinefile
 from poseidon.exchange.kinds import ExchangeKind
 from ps_server import Consistency
 from tests.support.training import write_definitions
@@ -457,3 +460,22 @@ def test_torch_modules_learn_on_two_clients(
     found = re.search(result, done.stdout)
     assert found is not None, done.stdout
     assert float(found.group(1)) > least
+
+
+def test_googlenet_trains_on_each_gpu_or_cpu_of_two_clients(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr("poseidon.cli.main.main", lambda words: commands.append(words) or 0)
+    folder = repository / "examples" / "googlenet"
+    run_local = runpy.run_path(str(folder / "run_local.py"))["main"]
+    assert run_local(["0", "hosts", "--staleness=1"]) == run_local(["1"]) == 0
+    train = runpy.run_path(str(folder / "train_googlenet.py"))["main"]
+    assert train(["--cpu", "--max_iter=2"], tmp_path) == 0
+    on_gpus, on_cpus = map(parse_arguments, commands)
+    assert (on_gpus.gpu, on_gpus.hostfile, on_gpus.staleness) == ("0,1", "hosts", 1)
+    assert Path(on_gpus.solver) == repository / "prototxt" / "googlenet" / "solver.prototxt"
+    assert (on_cpus.gpu, on_cpus.workers) == ("", 2)
+    assert on_cpus.settings == ("solver_mode=CPU", "max_iter=2")
+    check_nets(read_solver(on_cpus.solver), solver_settings(read_solver(on_cpus.solver)))
+    assert len(read_machinefile(Path(on_cpus.hostfile))) == 2
