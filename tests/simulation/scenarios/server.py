@@ -368,6 +368,8 @@ class _Training:
         self._signal_at(iteration, signals_at == len(self._tables))
         if self._settings.row_table is not None:
             self._push_rows(iteration)
+        if self._outside:  # such a gradient is a sum over the workers of the plane
+            yield from worker.gather(b"", whole=False)
         if self._outside and self._seat.host == 0:
             worker.do(worker.session.add_norm(clock, [0.25 * iteration]))
         worker.tick()
