@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -42,3 +43,12 @@ def like_shard(local: Tensor, sharded: Tensor) -> Tensor:
         stride=of.stride(),
     )
     return found
+
+
+def forget_meshes() -> None:
+    """Drop what DTensor has computed for meshes whose process groups are gone. A mesh of a later
+    start of this process may equal one of them, though its groups have other names; tensors would
+    get the old one.
+    """
+    if DTENSOR in sys.modules:
+        import_module(f"{DTENSOR}.debug")._clear_sharding_prop_cache()

@@ -44,6 +44,7 @@ from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.local_parts import forget_meshes
 from poseidon.exchange.observe.tracing import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.lazy_compiler import import_compiler_late
@@ -341,6 +342,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 reducer.close()
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
+            forget_meshes()
             mesh.close()
 
     def _set_variables(self) -> list[str]:
