@@ -1,4 +1,6 @@
-"""The commands that make files of nets and models: deploy, export, import, draw_net; and classify."""
+"""The commands that make files of nets and models: deploy, export, import, draw_net, consolidate;
+and classify.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +46,7 @@ from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import DataError, UsageError, counted
 from poseidon.pycaffe.draw import extension_of, get_pydot_graph, render
 from poseidon.pycaffe.net_picture import picture_graph
+from poseidon.torch.shards import consolidate
 from ps_server.numerics import prepare_process
 
 
@@ -183,6 +186,13 @@ def _phase_graph(definition: NetDefinition, arguments: argparse.Namespace) -> py
         display_lrm=arguments.display_lrm,
         shapes=shapes,
     )
+
+
+def run_consolidate(arguments: argparse.Namespace) -> int:
+    """Write one file of the parts of a checkpoint; 0 when it is written."""
+    tensors = consolidate(arguments.parts, arguments.output)
+    print(f"Wrote {counted(tensors, 'tensor')} to {arguments.output}.")
+    return 0
 
 
 def run_classify(arguments: argparse.Namespace) -> int:

@@ -66,12 +66,12 @@ class KeptState:
         shared = dict(self.shared)
         for name, value in found[0][0].items():
             shared[name] = {**shared[name], **value} if name in shared else value
-        own = [one for _, each in found for one in each]
-        return {"workers": self.count, **shared, "own": own}
+        own = {number: one for _, each in found for number, one in each.items()}
+        return {"workers": self.count, **shared, "own": [own[number] for number in sorted(own)]}
 
     def own(self, rank: int) -> list[dict[str, Any]]:
         """Return the states of the virtual workers of one worker."""
-        return list(self._of(rank)[1]) if rank in self.sent else []
+        return list(self._of(rank)[1].values()) if rank in self.sent else []
 
     def _of(self, rank: int) -> Any:
         return unpacked(self.sent[rank], f"the state of worker {rank}")

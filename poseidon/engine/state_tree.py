@@ -225,9 +225,10 @@ class StateTree:
 
     def _sent(self, of_root: Mapping[str, Any], of_each: Mapping[str, Sequence[Any]]) -> bytes:
         """Return what this worker sends to those that keep the state."""
-        mine = [
-            {name: values[at] for name, values in of_each.items()} for at in range(len(self.own))
-        ]
+        mine = {
+            number: {name: values[at] for name, values in of_each.items()}
+            for at, number in enumerate(self.own)
+        }
         return packed([of_root if self._rank == 0 else {}, mine])
 
     def copy(

@@ -147,7 +147,8 @@ def build_exchange(
         )
 
     member.network.interruption.check()
-    check_virtual_workers(member.virtual_workers, member.options, max(member.hosts, default=1))
+    local_workers = 1 if shards else max(member.hosts, default=1)
+    check_virtual_workers(member.virtual_workers, member.options, local_workers)
     member.options.check_hosts(member.hosts or (1,))
     if not _takes_schemes(member, schemes):
         schemes = ()  # they are of a different exchange

@@ -72,6 +72,7 @@ class Exchange:
         now_ns: the time in nanoseconds, for observers.
 
     Attributes:
+        turns: see above.
         by_factors: indices of the tensors that come by `begin_factors`, never by `begin`.
         state: what a snapshot holds beside the tensors.
         finished: iterations finished: the number of the next one. With a quorum
@@ -104,7 +105,7 @@ class Exchange:
         self.control = control
         self.closed = False
         self.state = ExchangeState(self)
-        self._turns = turns
+        self.turns = turns
         self._interruption = interruption or Interruption()
         self._clip = settings.clip
         self._all_squares = all_squares
@@ -143,8 +144,8 @@ class Exchange:
         with self.observing(ObservedCall.START, iteration):
             self._iteration = iteration
             step = Step(iteration, rates)
-            if self._turns is not None:
-                self._turns.start()
+            if self.turns is not None:
+                self.turns.start()
             for carrier in self.carriers:
                 carrier.start(step)
 
@@ -152,10 +153,10 @@ class Exchange:
         """Send the gradient of tensor `index`, which is whole in this iteration."""
         began_ns = self._begin(ObservedCall.BEGIN, index)
         try:
-            if self._turns is None:
+            if self.turns is None:
                 self._by_gradient[index].begin(index, gradient)
             else:
-                self._contribute(self._turns, index, gradient)
+                self._contribute(self.turns, index, gradient)
         finally:
             self._end(ObservedCall.BEGIN, index, began_ns)
 
@@ -164,8 +165,8 @@ class Exchange:
         began_ns = self._begin(ObservedCall.BEGIN, index)
         factors: tuple[Tensor, Tensor] | None = (u_KN, v_KM)
         try:
-            if self._turns is not None:
-                factors = self._turns.add_factors(index, u_KN, v_KM)
+            if self.turns is not None:
+                factors = self.turns.add_factors(index, u_KN, v_KM)
             if factors is not None:
                 self._by_factors[index].begin_factors(index, *factors)
         finally:
@@ -176,7 +177,7 @@ class Exchange:
 
         The layer does not use it any more in this iteration.
         """
-        if self._turns is None or self._turns.is_last:
+        if self.turns is None or self.turns.is_last:
             self._by_factors[index].release(index)
 
     def wait(self, index: int) -> None:
@@ -184,16 +185,16 @@ class Exchange:
         began_ns = self._begin(ObservedCall.WAIT, index)
         try:
             self._of[index].wait(index)
-            if self._turns is not None:
-                self._turns.keep(index)
+            if self.turns is not None:
+                self.turns.keep(index)
         finally:
             self._end(ObservedCall.WAIT, index, began_ns)
 
     def next_virtual_worker(self) -> None:
         """End the turn of a virtual worker that is not this process's last one."""
-        if self._turns is not None:
-            self._end_turn(self._turns)
-            self._turns.next()
+        if self.turns is not None:
+            self._end_turn(self.turns)
+            self.turns.next()
 
     def _end_turn(self, turns: Turns) -> None:
         for index, value in turns.missing(self.by_factors):
@@ -207,9 +208,9 @@ class Exchange:
     def finish(self) -> None:
         """End the iteration. A tensor that has not begun has a gradient of zero."""
         with self.observing(ObservedCall.FINISH):
-            if self._turns is not None:
-                self._end_turn(self._turns)
-                for index, factors in self._turns.rest_of_factors():
+            if self.turns is not None:
+                self._end_turn(self.turns)
+                for index, factors in self.turns.rest_of_factors():
                     self._by_factors[index].begin_factors(index, *factors)
             limit = 1.0
             if self._clip is not None:

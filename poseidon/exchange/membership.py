@@ -7,6 +7,7 @@ many planes as the host with the fewest workers has workers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
@@ -35,6 +36,9 @@ class Membership:
             one worker.
         virtual_workers: the job's, and the workers that compute for them, by rank. None: each
             computes for one, and the plan follows from the cluster if all hosts have as many.
+        divides: whether the L workers of each host divide a module among them. Together they
+            compute for virtual hosts: virtual host j has the virtual workers j L to j L + L - 1,
+            the first of which are of the workers with local rank 0.
         quorum: hosts whose changes end a round, and the seconds that it then waits for others: of
             the exchange of rounds. 0: all, in each iteration.
     """
@@ -46,6 +50,7 @@ class Membership:
     loads: tuple[int, ...] = ()
     local_address: str = ""
     virtual_workers: VirtualWorkers | None = None
+    divides: bool = False
     quorum: tuple[int, float] = (0, 0.0)
     options: ExchangeOptions = DEFAULT_OPTIONS
 
@@ -109,12 +114,17 @@ class Membership:
     @property
     def placed(self) -> VirtualWorkers:
         """The virtual workers, and the hosts that compute for them. Where hosts average, each
-        computes for one.
+        computes for one. Where they divide a module, the virtual hosts.
         """
         if self.averages:
             return VirtualWorkers.one_each(self.host_count)
         firsts, bounds = seats_of(self.hosts, self.network.size).members(0), self.by_worker.bounds
-        return VirtualWorkers(tuple(bounds[rank] for rank in (*firsts, self.network.size)))
+        found = [bounds[rank] for rank in (*firsts, self.network.size)]
+        if self.divides:
+            return VirtualWorkers.spread(
+                found[-1] // self.local_workers, [b - a for a, b in pairwise(found)]
+            )
+        return VirtualWorkers(tuple(found))
 
     @property
     def by_worker(self) -> VirtualWorkers:
@@ -124,7 +134,11 @@ class Membership:
     @property
     def own(self) -> range:
         """The virtual workers of this worker."""
-        return self.by_worker.of(self.network.rank)
+        if not self.divides:
+            return self.by_worker.of(self.network.rank)
+        hosts, workers = self.placed.of(self.host), self.local_workers
+        first = self.local_rank
+        return range(hosts.start * workers + first, hosts.stop * workers + first, workers)
 
     @property
     def takes_turns(self) -> bool:
@@ -153,6 +167,7 @@ class Membership:
             hosts=(),
             local_address="",
             virtual_workers=None if self.averages else self.placed,
+            divides=False,
         )
 
     @property

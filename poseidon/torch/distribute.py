@@ -158,8 +158,9 @@ def join(
     shards = shards_of(inner, context.member)
     tensors = module_tensors(inner, Buffers.OWN if shards else options.buffers, tables)
     if shards is not None:
-        _check_shards(how, tensors, options, context.member.options)
+        _check_shards(tensors, options, context.member.options)
         tensors = replace(tensors, shards=shards, looked_up=frozenset())
+        context = replace(context, member=replace(context.member, divides=True))
     # the layers of a compiled module do not run, so there are no factors to take
     elif inner is module:
         tensors = replace(tensors, rows=_rows(module, options))
@@ -169,7 +170,7 @@ def join(
 
 
 def _check_shards(
-    how: object, tensors: ModuleTensors, options: DistributeOptions, exchange: ExchangeOptions
+    tensors: ModuleTensors, options: DistributeOptions, exchange: ExchangeOptions
 ) -> None:
     """Refuse what needs whole parameters of a module that is divided."""
     reason = ""
@@ -177,14 +178,12 @@ def _check_shards(
         reason = f"the rows of table '{tensors.tables[0].spec.name}' are on the shards already"
     elif options.example is not None or options.batch_size:
         reason = "factors (example= and batch_size=) are of whole weights"
-    elif not isinstance(how, torch.optim.Optimizer) or options.on is not RunsOn.WORKERS:
-        reason = "a rule of the shards writes whole parameters"
     elif exchange.local_steps and (exchange.staleness or options.clip is not None):
         reason = "staleness and clip= with local steps need whole parameters"
     if reason:
         raise UsageError(
-            f"the module was divided by fully_shard(), and {reason}; expected a torch.optim "
-            "optimizer on the workers, without them"
+            f"the module was divided by fully_shard(), and {reason}; expected distribute() without "
+            "them"
         )
 
 

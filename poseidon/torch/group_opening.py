@@ -69,4 +69,4 @@ def open_streams(context: WorkerContext, collections: LoopCollections) -> Random
 
 
 def _words(own: range) -> str:
-    return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)
+    return ", ".join(map(str, own)) if own.step > 1 or len(own) == 1 else f"{own[0]} to {own[-1]}"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.server.table import of_values
 from ps_server import Consistency, RuleKind
@@ -72,7 +73,8 @@ class Masters:
         """Round a master to its tensor of the module, if there is one of this index."""
         if index in self._pairs:
             trained, source = self._pairs[index]
-            source.data.copy_(trained.tensor.detach())  # no change by the script: no new version
+            # no change by the script: no new version
+            local_of(source).data.copy_(trained.tensor.detach())
 
     def publish_all(self) -> None:
         """Round all masters to their tensors."""
@@ -125,7 +127,7 @@ class Masters:
             SnapshotError: one has a different shape.
         """
         for trained, source in self._pairs.values():
-            value = state.get(trained.name, source.detach())
+            value = state.get(trained.name, local_of(source.detach()))
             _check_shape(trained, value)
             trained.tensor.detach().copy_(value)
 

@@ -71,7 +71,7 @@ class ModuleWatch:
                 passes=plan.options.passes,
                 wait_free=wait_free,
                 sources=plan.sources,
-                entry=entry if is_compiled else None,
+                entry=entry if is_compiled or plan.shards else None,
                 on_backward=on_gradient,
                 may_leave=may_leave,
                 on_sent=on_sent,

@@ -14,7 +14,8 @@ reduced, and the workers with one local rank on all hosts have equal shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from poseidon.base.durable import replacing
 from poseidon.engine.packed import mapped
+from poseidon.engine.state_tree import Found, Leaf
 from poseidon.engine.this_process import current_context
-from poseidon.errors import UsageError, counted
+from poseidon.errors import SnapshotError, UsageError, counted, described
 from poseidon.exchange.base import Trained
 from poseidon.exchange.local_parts import is_sharded, like_shard, local_of
 from poseidon.exchange.membership import Membership
@@ -130,10 +133,12 @@ def shards_of(module: nn.Module, member: Membership) -> Shards | None:
                 f"'{name}' is not divided, and other parameters of the module are; {EXPECTED}, for "
                 "the whole module"
             )
-    if member.virtual_workers is not None:
+    virtual, workers = member.virtual_workers, member.local_workers
+    if virtual is not None and virtual.count % workers:
         raise UsageError(
-            "virtual_workers= with a module of fully_shard(): its bits follow from the hosts and "
-            "their workers; expected no virtual_workers"
+            f"{counted(virtual.count, 'virtual worker')} with a module of fully_shard(): the "
+            f"{workers} workers of a host compute together for as many virtual workers; expected "
+            f"a multiple of {workers}"
         )
     return Shards(member.local_workers, found, {name: named[name].shape for name in found})
 
@@ -188,6 +193,40 @@ def whole(value: Any, *, keeps: bool) -> Any:
     return mapped(value, gathered)
 
 
+def leaf_of_parts(
+    leaf: Leaf, like: Mapping[str, Tensor], missing: Callable[[str, Tensor], Any]
+) -> Leaf:
+    """Return a leaf that has whole tensors of this worker's parts, by name.
+
+    Args:
+        leaf: of a dict of parts: tensors, or lists of them.
+        like: divided tensors by the same names, of all workers of a host.
+        missing: returns what this worker has of a tensor without a part here, from the name and a
+            tensor without elements.
+    """
+
+    def collect(keeps: bool) -> Any:
+        found, empty = leaf.read(), torch.empty(0)
+        for name, tensor in like.items():
+            own = found.get(name, None)
+            if own is None:
+                own = missing(name, torch.empty_like(local_of(tensor), dtype=torch.float32))
+            device = tensor.device
+            sharded = mapped(own, lambda part: like_shard(part.to(device), tensor))  # noqa: B023
+            found[name] = whole(sharded, keeps=keeps)
+        return found if keeps else mapped(found, lambda _: empty)
+
+    def write(found: Found) -> None:
+        parts = {
+            name: mapped(value, lambda one: part_of(one, like[name]))  # noqa: B023
+            for name, value in (found.shared or {}).items()
+            if name in like
+        }
+        leaf.write(replace(found, shared=parts if found.shared is not None else None))
+
+    return replace(leaf, collect=collect, write=write)
+
+
 def part_of(value: Tensor, sharded: Tensor) -> Tensor:
     """Return this worker's part of a whole tensor, divided as another one is."""
     if not is_sharded(sharded):
@@ -222,3 +261,50 @@ def of_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> 
         for number, parameter in enumerate(parameters)
     }
     return {**state, "state": divided(state["state"], like)}
+
+
+def consolidate(parts: Path, output: Path) -> int:
+    """Write one file of a checkpoint of torch.distributed.checkpoint, and return the number of its
+    tensors. The file is for `torch.load`.
+
+    Raises:
+        SnapshotError: the folder has no such checkpoint, or the file cannot be written; an earlier
+            one is unchanged.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    if not (parts / ".metadata").is_file():
+        raise SnapshotError(
+            f"{parts} has no .metadata; expected a folder of torch.distributed.checkpoint, whose "
+            "save() has ended"
+        )
+    state: dict[str, Any] = {}
+    try:
+        _load_state_dict(
+            state,
+            storage_reader=FileSystemReader(parts),
+            planner=_EmptyStateDictLoadPlanner(),
+            no_dist=True,
+        )
+    except (
+        Exception,
+        CheckpointException,
+    ) as error:  # whatever pickle, torch and the file system raise
+        raise SnapshotError(f"{parts} is damaged: {described(error)}") from error
+    found = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal found
+        found += 1
+        return tensor
+
+    mapped(state, count)
+    try:
+        with replacing(output) as file:
+            torch.save(state, file)
+    except OSError as error:
+        raise SnapshotError(f"cannot write {output}: {error.strerror}") from error
+    return found

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.support.ddp_processes import run_by_gloo
 from tests.support.training_processes import machinefile, poseidon_here
@@ -16,7 +15,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 MODEL = """
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch import nn
 from torch.nn import functional as F
 
@@ -177,11 +175,10 @@ rank = poseidon.this_worker().rank
 TRAINS = (
     DISTRIBUTED
     + """
-def train(name, accumulate=1, clip=0.0, limit=None, **how):
-    model = divided(**how)
-    optimizer = optimizer_of(model)
+def train(name, accumulate=1, clip=0.0, limit=None, how=optimizer_of, on=None, **policy):
+    model = divided(**policy)
     generator = torch.Generator().manual_seed(rank)
-    with poseidon.distribute(model, optimizer, passes=accumulate, clip=limit) as group:
+    with poseidon.distribute(model, how(model), passes=accumulate, clip=limit, on=on) as group:
         for step in range(8):
             for _ in range(accumulate):
                 loss = loss_of(model, generator) / accumulate
@@ -199,6 +196,8 @@ train("accumulation", accumulate=2, reshard_after_forward=False)
 train("clipping", clip=0.5)
 train("clipping", limit=0.5)
 train("again")
+train("optimizer's rule", on="shards", accumulate=2)
+train("rule, clipping", limit=0.5, how=lambda _: poseidon.AdamW(lr=1e-3))
 train("offloaded", offload_policy=CPUOffloadPolicy(pin_memory=False))
 """
 )
@@ -208,23 +207,43 @@ def losses(printed: str, name: str) -> list[float]:
     return [float(line.split()[-2]) for line in printed.splitlines() if line.startswith(name)]
 
 
+def of_one_process(accumulate: int = 1, clip: float = 0.0) -> list[float]:
+    """The losses of 8 steps with the batches of four workers."""
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    model, found = names["GPT"](), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(4)]
+    for _ in range(8):
+        for _ in range(accumulate):
+            of_workers = [names["loss_of"](model, generator) for generator in generators]
+            loss = sum(of_workers) / 4 / accumulate
+            loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
 @pytest.mark.parametrize("exchange", ["ps", pytest.param("allreduce", marks=pytest.mark.thorough)])
 def test_distribute_has_the_losses_of_hsdp(tmp_path: Path, exchange: str) -> None:
     found, _ = run(tmp_path, TRAINS, f"--exchange={exchange}", "--encrypt=on")
-    (tmp_path / "hsdp.py").write_text(HSDP, encoding="utf-8")
-    imports = ["torch.distributed.fsdp"]
-    expected = run_by_gloo(tmp_path, tmp_path / "hsdp.py", size=4, imports=imports)
-    for name in ("plain steps", "accumulation"):
-        assert losses(found, name) == pytest.approx(losses(expected, name), rel=1e-6)
+    plain, accumulated, clipped = of_one_process(), of_one_process(2), of_one_process(clip=0.5)
+    assert losses(found, "plain steps") == pytest.approx(plain, rel=1e-6)
+    for name in ("accumulation", "optimizer's rule"):
+        assert losses(found, name) == pytest.approx(accumulated, rel=1e-6)
+    assert losses(found, "clipping") == pytest.approx(2 * clipped, rel=1e-6)
+    assert losses(found, "rule, clipping") == pytest.approx(clipped, rel=1e-6)
     for name in ("again", "offloaded"):  # to the bit
         assert losses(found, name) == losses(found, "plain steps")
-    assert losses(found, "clipping") == pytest.approx(2 * losses(expected, "clipping"), rel=1e-6)
 
 
 SAVES = (
     DISTRIBUTED
     + """
-model = divided()
+model, ruled = divided(), divided()
 optimizer = optimizer_of(model)
 average = {"head": model.head.weight.detach().clone()}
 
@@ -233,8 +252,11 @@ class Average:
     def load_state_dict(self, state):
         average["head"].copy_(state["head"])
 
-with poseidon.distribute(model, optimizer) as group:
-    group.keep(average=Average())
+with (
+    poseidon.distribute(model, optimizer) as group,
+    poseidon.distribute(ruled, poseidon.AdamW(lr=1e-3)) as of_rule,
+):
+    group.keep(average=Average(), of_rule=of_rule)
     resumed = group.resume("saved")
     for step in range(group.steps, 6):
         loss = loss_of(model, torch.Generator().manual_seed(step))
@@ -242,8 +264,12 @@ with poseidon.distribute(model, optimizer) as group:
         group.step()
         with torch.no_grad():
             average["head"].lerp_(model.head.weight, 0.1)
+        loss_of_rule = loss_of(ruled, torch.Generator().manual_seed(step))
+        loss_of_rule.backward()
+        of_rule.step()
         if rank == 0 and step >= 3:
             print("step", step, loss.item(), 0)
+            print("by rule", step, loss_of_rule.item(), 0)
         if step == 2 and not resumed:
             group.save("saved")
     total = average["head"].full_tensor().double().norm().item()
@@ -261,7 +287,7 @@ def test_a_checkpoint_resumes_with_other_hosts_and_workers(tmp_path: Path) -> No
         )
         assert done.returncode == 0, done.stderr
         assert "resuming from" in done.stderr
-        for name, count in (("step", 3), ("average", 1)):
+        for name, count in (("step", 3), ("average", 1), ("by rule", 3)):
             assert len(losses(first, name)) == count
             assert losses(done.stdout, name) == pytest.approx(losses(first, name), rel=1e-6)
     state = torch.load(tmp_path / "saved_iter_3.pt", weights_only=True)
@@ -287,8 +313,9 @@ attempt(lambda: poseidon.distribute(across, optimizer_of(across)))
 part = GPT()
 fully_shard(part.blocks[0], mesh=poseidon.host_mesh())
 attempt(lambda: poseidon.distribute(part, optimizer_of(part)))
-attempt(lambda: poseidon.distribute(divided(), poseidon.SGD(lr=0.1)))
-attempt(lambda: poseidon.distribute(divided(), poseidon.SGD(lr=0.1), virtual_workers=4))
+others = poseidon.AdamW(lr=0.1)
+attempt(lambda: poseidon.distribute(divided(), poseidon.Muon(lr=0.1, others=others)))
+attempt(lambda: poseidon.distribute(divided(), poseidon.SGD(lr=0.1), virtual_workers=5))
 
 def late():
     model = GPT()
@@ -309,10 +336,10 @@ def test_what_cannot_be_exchanged_is_refused_in_a_sentence(tmp_path: Path) -> No
         f"shards would travel in every pass; {expected}",
         f"'word.weight' is not divided, and other parameters of the module are; {expected}, for "
         "the whole module",
-        "the module was divided by fully_shard(), and a rule of the shards writes whole "
-        "parameters; expected a torch.optim optimizer on the workers, without them",
-        "virtual_workers= with a module of fully_shard(): its bits follow from the hosts and "
-        "their workers; expected no virtual_workers",
+        "poseidon.Muon for 'word.weight' needs the whole matrix, and fully_shard() has divided it; "
+        "expected a rule of single elements, such as poseidon.AdamW",
+        "5 virtual workers with a module of fully_shard(): the 2 workers of a host compute together "
+        "for as many virtual workers; expected a multiple of 2",
         "the module became a FSDPGPT after distribute(), which has the parameters that it had "
         "before; expected fully_shard() before distribute()",
     ]
@@ -362,7 +389,7 @@ def test_parts_that_workers_write_resume_with_other_hosts_and_workers(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout, "step") == pytest.approx(losses(first, "step"), rel=1e-6)
     one_file = tmp_path / "whole.pt"
-    dcp_to_torch_save(tmp_path / "parts", one_file)
+    assert poseidon_here(tmp_path, "consolidate", "parts", "whole.pt").returncode == 0
     model = torch.load(one_file, weights_only=True)["model"]
     assert tuple(model["word.weight"].shape) == (31, 48)
     assert bytes_written < 1.5 * one_file.stat().st_size  # no part is written twice
@@ -391,6 +418,54 @@ with poseidon.distribute(model, optimizer, local_steps=3, outer=outer) as group:
             print(error)
 """
 )
+
+
+VIRTUAL = (
+    DISTRIBUTED
+    + """
+import hashlib, os, signal
+from pathlib import Path
+
+def ids(number):
+    return torch.randint(0, 31, (17,), generator=torch.Generator().manual_seed(number))
+
+data = [ids(number) for number in range(96)]
+model, ruled = divided(), divided()
+with (
+    poseidon.distribute(model, optimizer_of(model)) as group,
+    poseidon.distribute(ruled, poseidon.AdamW(lr=1e-3), clip=0.5) as of_rule,
+):
+    group.keep(of_rule=of_rule)
+    group.resume()
+    for x in group.loader(data, batch_size=2):
+        for net in (model, ruled):
+            output = net(x[:, :-1]).flatten(0, 1)
+            F.cross_entropy(output, x[:, 1:].flatten()).backward()
+        group.step()
+        of_rule.step()
+        if group.steps == 5 and rank == 3 and not Path("killed").exists():
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    for net in (model, ruled):
+        digest = hashlib.sha256()
+        for parameter in net.parameters():
+            digest.update(parameter.full_tensor().detach().numpy())
+        if rank == 0:
+            print(group.steps, digest.hexdigest())
+"""
+)
+
+
+def test_virtual_hosts_have_the_bits_of_fewer_hosts_also_after_a_loss(tmp_path: Path) -> None:
+    flags = ["--virtual_workers=6", "--max_restarts=1", "--elastic=every=2"]
+    found, notes = run(tmp_path, VIRTUAL, *flags)
+    assert (tmp_path / "killed").exists()
+    assert "continuing from iteration" in notes
+    hosts = f"--hostfile={machinefile(tmp_path, 1)}"
+    alone = poseidon_here(tmp_path, "run", hosts, "--workers=2", flags[0], "train.py")
+    assert alone.returncode == 0, alone.stderr
+    assert len(found.splitlines()) == 2
+    assert found == alone.stdout
 
 
 def of_two_processes(steps: int, every: int) -> list[float]:

@@ -69,7 +69,7 @@ def run_by_gloo(
         start_new_session=True,
     ) as parent:
         try:
-            out, err = parent.communicate(timeout=WAIT_S)
+            out, err = parent.communicate(timeout=2 * WAIT_S)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)

@@ -225,6 +225,12 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
     )
 
 
+def _consolidate(parser: Parser) -> None:
+    text = "folder of torch.distributed.checkpoint"
+    word(parser, "parts", text, metavar="PARTS", read=Path, opens=Opens.FOLDER)
+    word(parser, "output", "file to write, for torch.load", metavar="OUTPUT", read=Path)
+
+
 INIT = Command(
     name="init",
     module="zoo",
@@ -308,6 +314,16 @@ COMMANDS: Sequence[Command] = (
         "safetensors.",
         example="poseidon import deploy.prototxt weights.pth net.caffemodel",
         declare=_import,
+    ),
+    Command(
+        name="consolidate",
+        module="models",
+        line="make one file of a checkpoint in parts",
+        description="Write the whole tensors of a checkpoint of torch.distributed.checkpoint, whose "
+        "parts the workers have written. It needs no GPU, and memory for all of them. The parts' "
+        "index is a pickle, so expect it to run code: give a folder that you trust.",
+        example="poseidon consolidate parts_1000 whole.pt",
+        declare=_consolidate,
     ),
     Command(
         name="parse_log",

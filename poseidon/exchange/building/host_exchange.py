@@ -112,7 +112,7 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
     group.share((), frozenset()).close()
     all_squares = _all_squares(job, group)
     with _refusing(group, network.rank):
-        built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
+        built = build(replace(arguments, all_squares=all_squares))
         control, on_start = _control(job, group, built)
         requests = HostRequests(group, control, on_start=on_start)
     # elsewhere the shards of the server, or the sums, have the norm over all planes
@@ -121,6 +121,7 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
         [requests, *built.exchange.carriers],
         control,
         arguments.settings,
+        turns=built.exchange.turns,
         interruption=network.interruption,
         all_squares=all_squares if on_worker else math.fsum,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 
 from poseidon.engine.session import Applies, LoopEvent, State
@@ -14,12 +14,14 @@ from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.membership import Membership
+from poseidon.exchange.local_parts import local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.masters import as_float32, under_a_rule
 from poseidon.torch.sent_gradients import SentGradients
+from poseidon.torch.shards import leaf_of_parts
 from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.torch.update_rules import ShardRules
+from ps_server.rules import history_count
 
 SCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them to the "
@@ -40,10 +42,15 @@ class RuleUpdate(Update):
         options: DistributeOptions,
         context: WorkerContext,
     ) -> None:
-        trained = tensors.trained
+        trained, shards = tensors.trained, tensors.shards
         rules.check_groups([*trained, *(table.spec.name for table in tensors.tables)])
         for name, parameter in trained.items():
-            if not parameter.is_contiguous():
+            if shards is not None and rules.server_rule(name, parameter.shape).matrix is not None:
+                raise UsageError(
+                    f"{rules.label} for '{name}' needs the whole matrix, and fully_shard() has "
+                    "divided it; expected a rule of single elements, such as poseidon.AdamW"
+                )
+            if not local_of(parameter).is_contiguous():
                 raise UsageError(
                     f"'{name}' is not contiguous in memory, so no rule can be applied to it in "
                     "place; expected "
@@ -53,26 +60,35 @@ class RuleUpdate(Update):
         self._rules = rules
         self._set_rate: float | None = None
         self._sent = SentGradients(context, SCALED)
+
+        def of_part(name: str, part: Tensor) -> Trained:
+            whole = trained[name]
+            return _trained(
+                name,
+                part,
+                tuple(whole.shape),
+                rules,
+                tensors.rows.get(whole, 0) * options.passes,
+                looked_up=whole in tensors.looked_up,
+            )
+
+        # of its data: a value from the shards does not count as a change by the script (`check_begin`)
+        parts = {name: local_of(parameter).data for name, parameter in trained.items()}
+        held = {n: t for n, t in tensors.exchanged.items() if shards is None or parts[n].numel()}
         self.plan = GroupPlan(
             tensors=[
-                _trained(
-                    name,
-                    tensor,
-                    rules,
-                    tensors.rows.get(tensor, 0) * options.passes,
-                    context.member,
-                    looked_up=tensor in tensors.looked_up,
-                )
-                if isinstance(tensor, nn.Parameter)
+                of_part(name, under_a_rule(parts[name], context.member))
+                if name in parts
                 else Trained(name=name, tensor=as_float32(tensor), statistics=True)
-                for name, tensor in tensors.exchanged.items()
+                for name, tensor in held.items()
             ],
-            sources=list(tensors.exchanged.values()),
+            sources=list(held.values()),
             rest=tensors.rest,
             options=options,
             tables=tensors.tables,
+            shards=() if shards is None else shards.planes([*trained], of_part),
         )
-        _check_apart(trained)
+        _check_apart(parts)
         self._trained = trained
         self._of_parameters = {i for i, t in enumerate(self.plan.tensors) if not t.statistics}
         self._known: dict[str, tuple[int, int]] = {}
@@ -109,7 +125,8 @@ class RuleUpdate(Update):
 
     def may_leave(self, index: int) -> bool:
         # The graph may have an alias, as of weight.detach(), that a node which is still to run uses.
-        return not self.loop.reads.is_aliased(index)
+        # No graph has one of a part.
+        return bool(self.plan.shards) or not self.loop.reads.is_aliased(index)
 
     def sent(self, index: int) -> None:
         self.loop.reads.leave({index})
@@ -158,6 +175,8 @@ class RuleUpdate(Update):
             with loop.collections.calling(STEP):
                 loop.on(LoopEvent.STEP)
                 loop.collections.finish_step()
+                if self.plan.shards:  # `reads` guards no parts, which FSDP gathers in the next pass
+                    loop.hooks.wait()
                 loop.compare(settles=True)
             # a graph of the step before is not to be used again
             for parameter in self._trained.values():
@@ -209,7 +228,7 @@ class RuleUpdate(Update):
         autograd sees a write to it.
         """
         with DisableTorchFunctionSubclass():
-            return {name: (p.data_ptr(), p._version) for name, p in self._trained.items()}
+            return {n: (local_of(p).data_ptr(), p._version) for n, p in self._trained.items()}
 
     # Which state.
 
@@ -226,7 +245,14 @@ class RuleUpdate(Update):
             read=lambda: self._set_rate,
             write=self._load_rate,
         )
-        return [rate, *self._histories.histories()]
+        return [rate, *map(self._of_whole, self._histories.histories())]
+
+    def _of_whole(self, leaf: Leaf) -> Leaf:
+        """Return a leaf of histories with whole tensors, where this worker has parts."""
+        if not self.plan.shards:
+            return leaf
+        counts = {t.name: history_count(t.rule.kind) for t in self.plan.shards[0]}
+        return leaf_of_parts(leaf, self._trained, lambda name, empty: [empty] * counts[name])
 
     def _load_rate(self, found: Found) -> None:
         self._set_rate = found.shared
@@ -238,18 +264,19 @@ class RuleUpdate(Update):
 
 def _trained(
     name: str,
-    parameter: nn.Parameter,
+    held: Tensor,
+    shape: tuple[int, ...],
     rules: ShardRules,
     factor_rows: int,
-    member: Membership,
     *,
     looked_up: bool,
 ) -> Trained:
-    shape = tuple(parameter.shape)
+    """Return a parameter, or this worker's part of it, as the exchange has it.
+
+    Args:
+        shape: of the whole parameter.
+    """
     rule = rules.server_rule(name, shape)
-    # Of its data: a value from the shards does not count as a change by the script
-    # (`RuleUpdate.check_begin`).
-    held = under_a_rule(parameter.data, member)
     return Trained(
         name=name,
         tensor=held,
@@ -260,10 +287,10 @@ def _trained(
     )
 
 
-def _check_apart(trained: Mapping[str, nn.Parameter]) -> None:
+def _check_apart(parts: Mapping[str, Tensor]) -> None:
     """Refuse parameters that share memory: each has a value of its own on the shards."""
     placed = sorted(
-        (p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in trained.items() if p.numel()
+        (p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in parts.items() if p.numel()
     )
     for (_, end, name), (start, _, other) in pairwise(placed):
         if start < end:

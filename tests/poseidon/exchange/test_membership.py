@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from poseidon.exchange.cost import Topology
@@ -162,3 +164,21 @@ def test_the_plan_counts_hosts_or_virtual_workers() -> None:
     assert Topology.of_job(members((2, 2))[0]).workers == 2
     assert Topology.of_job(members((2, 1))[0]).workers == 3
     assert Topology.of_job(members((2, 2), virtual=VirtualWorkers((0, 2, 3, 4, 6)))[0]).workers == 6
+
+
+@pytest.mark.parametrize(
+    ("hosts", "bounds", "own"),
+    [
+        ((2,), (0, 3, 6), [[0, 2, 4], [1, 3, 5]]),
+        ((2, 2), (0, 2, 4, 5, 6), [[0, 2], [1, 3], [4], [5]]),
+        ((2, 2), (0, 3, 4, 5, 6), [[0, 2], [1, 3], [4], [5]]),  # the first host is faster
+        ((2, 2, 2), (0, 1, 2, 3, 4, 5, 6), [[0], [1], [2], [3], [4], [5]]),
+    ],
+)
+def test_workers_that_divide_a_module_compute_for_virtual_hosts(
+    hosts: tuple[int, ...], bounds: tuple[int, ...], own: list[list[int]]
+) -> None:
+    job = [replace(one, divides=True) for one in members(hosts, virtual=VirtualWorkers(bounds))]
+    assert [list(one.own) for one in job] == own
+    assert all(one.placed.count == 3 for one in job)
+    assert all(one.of_plane.placed == one.placed for one in job)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import checkpoint
 
-from poseidon.errors import UsageError
+from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.membership import Membership
 from poseidon.torch.shards import (
     Shards,
     _check_hosts,
+    consolidate,
     divided,
     host_mesh,
     part_of,
@@ -68,3 +72,34 @@ def test_hosts_with_different_numbers_of_workers_are_refused() -> None:
         UsageError, match=r"hosts have 1 to 2 workers, .*; expected the same number"
     ):
         _check_hosts(member)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_parts_of_a_checkpoint_become_one_file(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.arange(6.0)}, "optimizer": {"lr": 0.1, "m": [torch.ones(2)]}}
+    checkpoint.save(state, checkpoint_id=tmp_path / "parts", no_dist=True)
+    assert consolidate(tmp_path / "parts", tmp_path / "whole.pt") == 2
+    found = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert torch.equal(found["model"]["w"], torch.arange(6.0))
+    assert found["optimizer"]["lr"] == 0.1
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_is_not_a_whole_checkpoint_is_not_consolidated(tmp_path: Path) -> None:
+    parts, whole = tmp_path / "parts", tmp_path / "whole.pt"
+    parts.mkdir()
+    whole.write_text("earlier")
+    with pytest.raises(SnapshotError, match=r"parts has no \.metadata; expected a folder"):
+        consolidate(parts, whole)
+    checkpoint.save({"w": torch.arange(6.0)}, checkpoint_id=parts, no_dist=True)
+    for part in parts.glob("*.distcp"):
+        part.unlink()
+    with pytest.raises(SnapshotError, match="parts is damaged: "):
+        consolidate(parts, whole)
+    (parts / ".metadata").write_bytes(b"no pickle")
+    with pytest.raises(SnapshotError, match="parts is damaged: "):
+        consolidate(parts, whole)
+    assert whole.read_text() == "earlier"
+    checkpoint.save({"w": torch.arange(6.0)}, checkpoint_id=tmp_path / "others", no_dist=True)
+    with pytest.raises(SnapshotError, match=r"cannot write .*: No such file or directory"):
+        consolidate(tmp_path / "others", tmp_path / "missing" / "whole.pt")
