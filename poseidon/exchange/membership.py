@@ -197,7 +197,12 @@ class Membership:
         """`ExchangeState.private` of the exchange, before it is built; it is not where local
         steps are synchronous.
         """
-        return self.options.local_steps > 0 or (self.options.staleness > 0 and not self.alone)
+        return self.options.local_steps > 0 or self.is_stale
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether workers apply the rule to their own gradients, within a bound."""
+        return self.options.staleness > 0 and not self.alone
 
     @property
     def equal_bits(self) -> bool:

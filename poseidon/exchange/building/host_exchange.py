@@ -88,6 +88,7 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
             by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
             encoded=built.encoded if tree.leaves else frozenset(),
             control=control,
+            private=job.is_stale,
             on_start=on_start,
         )
     turns = None

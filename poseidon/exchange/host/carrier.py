@@ -55,6 +55,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         encoded: places among this worker's pieces of those whose gradients a codec takes of each
             virtual worker by itself.
         control: of all workers of the job.
+        private: see `HostState`.
         on_start: called at the start of each iteration with its number.
     """
 
@@ -70,6 +71,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         by_factors: frozenset[int],
         encoded: frozenset[int],
         control: JobControl,
+        private: bool,
         on_start: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.indices = range(len(tensors))
@@ -112,7 +114,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             requests=lambda: len(control.requests),
             state=server,
         )
-        self.state = HostState(tensors, pieces, inner.state, own, group)
+        self.state = HostState(tensors, pieces, inner.state, own, group, private=private)
         self._round = 0  # publications of the values so far
         self._published = [0] * len(pieces)  # of the pieces of others
         self._requests = [0] * len(pieces)

@@ -101,6 +101,8 @@ class HostState(CarrierState):
         pieces: of all tensors.
         inner: of the pieces that this worker owns, by their place.
         own: the numbers of these pieces.
+        private: whether the histories of any worker of the host are private. A worker that owns no
+            tensor with one reads such tensors, too.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class HostState(CarrierState):
         inner: CarrierState,
         own: Sequence[int],
         group: HostGroup,
+        *,
+        private: bool,
     ) -> None:
-        self.private, self.overtaken = inner.private, inner.overtaken
+        self.private, self.overtaken = private, inner.overtaken
         self._tensors = tensors
         self._pieces = pieces
         self._inner = inner
@@ -216,7 +220,7 @@ class HostState(CarrierState):
             for number in self._own:
                 values[number].copy_(memory[number])
             shared = None if any(first[n] is None for n in self._own) else first
-            if not self.private:
+            if not self._inner.private:
                 found = None if shared is None else [shared[n] or [] for n in self._own]
             given = {**from_rank_0, **given}
         self._inner.hold_back({**given, **self._of_pieces(self._own, given)})

@@ -13,6 +13,7 @@ import pytest
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Consistency, Regularization, Rule, RuleKind
@@ -29,6 +30,7 @@ from tests.support.exchange_contract import (
     train,
 )
 from tests.support.exchanges import plain_exchange, plain_store
+from tests.support.machines import machines
 
 # RMSProp divides by the root of its last few gradients: with a small delta it would magnify the
 # rounding of a coordinate whose gradient passes through zero.
@@ -131,6 +133,18 @@ def test_two_runs_have_the_same_bits() -> None:
             runs.append(train(make, 3, Scenario()))
     for a, b in zip(runs[0][0], runs[1][0], strict=True):
         assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.FACTORS])
+def test_at_staleness_s_hosts_of_several_workers_settle_on_one_value(kind: ExchangeKind) -> None:
+    """All workers of a host know that its histories are private, also one that owns no such
+    tensor.
+    """
+    with machines(kind, (2, 2), staleness=2) as make:
+        first, *others = train(make, 4, Scenario(iterations=6))
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
