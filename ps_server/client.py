@@ -230,6 +230,16 @@ class Client:
         if self._holds_back:
             self._pump.wake()
 
+    def push_encoded(self, table: int, array: Payload, *, rate: float) -> None:
+        """Send a gradient that the caller has rounded or encoded; see `push`.
+
+        Args:
+            array: as it travels: flat, of 16 bits, or the bytes of the codec chunk after chunk. The
+                caller holds back what was not sent.
+        """
+        self._meter.pushed(table)
+        self._do(lambda: self._session.push(table, array, rate))
+
     def skip(self, table: int) -> None:
         """Push nothing in this iteration to a table of means: its value stays.
 

@@ -24,7 +24,11 @@ numbers.
 
 
 class BlockCodec(Codec):
-    """A codec of rows of elements that share a scale; a subclass encodes and decodes rows."""
+    """A codec of rows of elements that share a scale; a subclass encodes and decodes rows.
+
+    It does so by operations of torch on the device of its arguments, and waits for none. A number
+    of Python is no divisor: on a GPU torch would multiply by its inverse.
+    """
 
     shared: ClassVar[int] = BLOCK
     """Elements that share a scale; they divide a block."""
@@ -41,6 +45,20 @@ class BlockCodec(Codec):
     @abstractmethod
     def decode_rows(self, scales: Tensor, codes: Tensor, shape: torch.Size) -> Tensor:
         """Return rows of this shape."""
+
+    def compress_whole(self, left: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scales and the codes of a flat tensor on any device, which then holds what was
+        not sent.
+        """
+        whole = left.numel() // self.shared * self.shared
+        parts = (left[:whole].view(-1, self.shared), left[whole:].view(1, -1))
+        found = []
+        for rows in parts:
+            if rows.numel():
+                scale, codes = self.encode_rows(rows)
+                rows.sub_(self.decode_rows(scale, codes, rows.shape))
+                found.append((scale, codes))
+        return torch.cat([scale for scale, _ in found]), torch.cat([codes for _, codes in found])
 
     def encode(self, exact: Array, out: Encoded, key: Key) -> None:
         scales, codes = self._split(out, exact.size)
@@ -95,7 +113,7 @@ def rounded(rows: Tensor, levels: float) -> tuple[Tensor, Tensor]:
     """Return the scale of each row, and its elements as whole numbers of at most `levels` in
     magnitude: all 0 where the scale is 0 or not finite.
     """
-    scale = one_nan(rows.abs().amax(dim=1).div_(levels))
+    scale = one_nan(rows.abs().amax(dim=1).div_(rows.new_full((), levels)))
     scale.masked_fill_(scale < SMALLEST_SCALE, 0.0)
     divisor = torch.where(scale > 0, scale, torch.inf)
     return scale, (rows / divisor[:, None]).round_().nan_to_num_(0.0)

@@ -22,7 +22,7 @@ class Int4(BlockCodec):
     def encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         scale, whole = rounded(rows, LEVELS)
         numbers = whole.add_(8.0).to(torch.uint8).view(-1)
-        packed = torch.zeros(-(-numbers.numel() // 2), dtype=torch.uint8)
+        packed = numbers.new_zeros(-(-numbers.numel() // 2))
         # of an odd number the last half byte is 0
         packed[: numbers.numel() // 2].copy_(numbers[1::2]).mul_(16)
         return scale, packed.add_(numbers[::2])

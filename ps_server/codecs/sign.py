@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +15,21 @@ class Sign(BlockCodec):
     bits = 1
 
     def encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        means = one_nan(_sums(rows.abs()).div_(rows.shape[1]))
-        return means, torch.from_numpy(np.packbits(rows.numpy() < 0, bitorder="little"))
+        means = one_nan(_sums(rows.abs()).div_(rows.new_full((), rows.shape[1])))
+        bits = torch.zeros(-(-rows.numel() // 8) * 8, dtype=torch.uint8, device=rows.device)
+        bits[: rows.numel()].copy_(rows.view(-1) < 0)
+        return means, bits.view(-1, 8).mul_(_powers(bits)).sum(dim=1, dtype=torch.uint8)
 
     def decode_rows(self, scales: Tensor, codes: Tensor, shape: torch.Size) -> Tensor:
-        bits = np.unpackbits(codes.numpy(), count=shape.numel(), bitorder="little")
-        signs = torch.from_numpy(bits).view(shape).float().mul_(-2.0).add_(1.0)
+        bits = codes[:, None].bitwise_and(_powers(codes)).ne(0).view(-1)[: shape.numel()]
+        signs = bits.view(shape).float().mul_(-2.0).add_(1.0)
         return signs.mul_(scales[:, None])
+
+
+def _powers(like: Tensor) -> Tensor:
+    """Return the bytes 1, 2, 4 ... 128."""
+    ones = like.new_ones(8)
+    return ones.bitwise_left_shift(ones.cumsum(0, dtype=torch.uint8).sub_(1))
 
 
 def _sums(rows: Tensor) -> Tensor:

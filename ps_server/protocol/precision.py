@@ -48,7 +48,7 @@ NUMPY_TYPES: dict[Precision, np.dtype[np.generic]] = {
     Precision.FLOAT16: np.dtype("<f2"),
     Precision.BFLOAT16: np.dtype("<u2"),
 }
-_TORCH_TYPES = {
+TORCH_TYPES = {
     Precision.FLOAT32: torch.float32,
     Precision.FLOAT16: torch.float16,
     Precision.BFLOAT16: torch.bfloat16,
@@ -111,12 +111,12 @@ def as_array(tensor: Tensor) -> Payload:
 
 def rounded(value: Tensor, precision: Precision) -> Tensor:
     """Return a value as workers hold it: the tensor itself, or a copy of 16 bits."""
-    return value.to(_TORCH_TYPES[precision])
+    return value.to(TORCH_TYPES[precision])
 
 
 def empty(size: int, precision: Precision) -> Tensor:
     """Return memory for so many numbers of the wire's type."""
-    return torch.empty(size, dtype=_TORCH_TYPES[precision])
+    return torch.empty(size, dtype=TORCH_TYPES[precision])
 
 
 def add(out: Array, change: Payload) -> None:
@@ -141,17 +141,17 @@ class Feedback:
             then.
     """
 
-    __slots__ = ("_left", "_precision", "_rounded")
+    __slots__ = ("_precision", "_rounded", "left")
 
     def __init__(self, size: int, precision: Precision, *, reuse: bool) -> None:
-        self._left = torch.zeros(size, dtype=torch.float32, device="cpu")
+        self.left = torch.zeros(size, dtype=torch.float32, device="cpu")
         self._precision = precision
         self._rounded = empty(size, precision) if reuse else None
 
     def round(self, array: Array) -> Payload:
         """Return what to send in place of `array`."""
         rounded = self._rounded if self._rounded is not None else empty(array.size, self._precision)
-        tiles = (tensor.split(TILE) for tensor in (torch.from_numpy(array), self._left, rounded))
+        tiles = (tensor.split(TILE) for tensor in (torch.from_numpy(array), self.left, rounded))
         for exact, left, out in zip(*tiles, strict=True):
             left.add_(exact)
             round_into(out, left)

@@ -310,10 +310,16 @@ class Session:
 
     def _cut(self, table: int, array: m.Payload) -> Parts:
         spec, bounds = self.store.tables[table], self._encoded_bounds(table)
+        if not array.size and spec.may_skip:
+            return tuple(array for _ in self._placement.chunks[table])
         if bounds is not None:
+            if array.shape != (bounds[-1],) or array.dtype != np.uint8:
+                raise LocalProtocolError(
+                    f"table '{spec.name}' takes {bounds[-1]} flat encoded bytes, "
+                    f"not {array.dtype} of shape {array.shape}"
+                )
             return tuple(array[start:stop] for start, stop in pairwise(bounds))
-        if array.size or not spec.may_skip:
-            check_array(spec, array, of_pushes(self.store, spec))
+        check_array(spec, array, of_pushes(self.store, spec))
         return tuple(array[c.start : c.stop] for c in self._placement.chunks[table])
 
     def skip(self, table: int) -> list[Addressed]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Trained
+from poseidon.exchange.device import DONE, Event, device_of
 from ps_server import Codec, Rule, RuleKind, native
 from ps_server.rules import update
 
@@ -147,12 +148,17 @@ def matrices_of(
     tensors: Sequence[Trained],
     histories: Mapping[int, Sequence[Tensor]],
     own: range,
+    mean_p: Tensor,
 ) -> list[LowRankMatrix]:
-    """Return the tensors of shared tables, over the memory of these."""
+    """Return the tensors of shared tables, over the memory of these.
+
+    Args:
+        mean_p: P of all on the host, flat, where its mean arrives.
+    """
     members = [tensors[index] for index in tables.indices]
     p, q = (
-        factors_in(held.tensor, members, side, tables.how.rank)
-        for side, held in enumerate(tables.held[:2])
+        factors_in(flat, members, side, tables.how.rank)
+        for side, flat in enumerate((mean_p, tables.held[1].tensor))
     )
     later = [held.tensor for held in tables.held[2:]]
     exact: Sequence[Tensor | None] = later or [None] * len(members)
@@ -187,7 +193,7 @@ class LowRankMatrix:
 
     Args:
         history: what its rule keeps, flat.
-        p: its mean P, r x n.
+        p: its mean P, r x n, on the host.
         q: its mean Q, r x m.
         exact: if it starts later its mean gradient G.
         start: `LowRank.start`.
@@ -218,7 +224,10 @@ class LowRankMatrix:
         self._exact = None if exact is None else exact.view(self.value.shape)
         self.first_q = self._q.clone()
         """The random Q from which empty columns start again."""
-        self._basis = torch.zeros_like(self._p.t().contiguous())
+        self._device = device_of(self._q.device)
+        self._basis_there = self._device.host_memory(*self._p.t().shape).zero_()
+        self._basis = self._basis_there.to(self._q.device)
+        self._copied: Event = DONE
         self._rate, self._iteration = 0.0, 0
 
     def reset(self) -> None:
@@ -252,7 +261,11 @@ class LowRankMatrix:
 
     def take_basis(self) -> None:
         """Take the mean of P, which has come."""
-        self._basis.copy_(torch.from_numpy(orthonormal(self._p.cpu().numpy())))
+        found = torch.from_numpy(orthonormal(self._p.numpy()))
+        self._copied.synchronize()  # P of this iteration was made after that: it has ended
+        self._basis_there.copy_(found)
+        self._basis.copy_(self._basis_there, non_blocking=True)
+        self._copied = self._device.event()
 
     def second(self, worker: int, scale: float, out: Tensor) -> None:
         """Write Q of a virtual worker, r x m, to `out`.

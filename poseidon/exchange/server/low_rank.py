@@ -80,7 +80,7 @@ class LowRankTensors(LocalHistories, Placed):
         self.trained = [tensors[index] for index in shared.indices]
         self._own = tables.own
         self._turn = self._own.start
-        self.matrices = matrices_of(shared, tensors, self.of, self._own)
+        self.matrices = matrices_of(shared, tensors, self.of, self._own, tables.host_value(place))
         self._of = dict(zip(shared.indices, self.matrices, strict=True))
         self._p, self._q = place, place + 1
         self._exact = {
@@ -97,6 +97,8 @@ class LowRankTensors(LocalHistories, Placed):
         ]
         self._sums: dict[int, TreeSum[Tensor]] = {}
         """The sums of the pushes of this iteration, by table."""
+        self._read: set[int] = set()
+        """The tables of means that were read since the last iteration has ended."""
         self._scale = settings.gradient_scale
         self._tables = tables
         self._step = Step(settings.start_clock, (0.0,))
@@ -163,7 +165,10 @@ class LowRankTensors(LocalHistories, Placed):
     def wait(self, index: int) -> None:
         matrix = self._of[index]
         if matrix.is_due:
-            self._tables.read(self._exact[index] if matrix.is_exact else self._q)
+            table = self._exact[index] if matrix.is_exact else self._q
+            if table not in self._read:  # tensors share Q
+                self._tables.read(table)
+                self._read.add(table)
             matrix.apply()
 
     def complete(self) -> Sequence[Push]:
@@ -179,6 +184,7 @@ class LowRankTensors(LocalHistories, Placed):
         """
         exact = self._is_exact
         iteration, rates = self._step
+        self._read.clear()
         for matrix, trained in zip(self.matrices, self.trained, strict=True):
             matrix.end(rates[trained.rate_index], iteration)
         if not exact:

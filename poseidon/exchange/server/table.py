@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.device import DONE, Device, Event
+from poseidon.exchange.lossy.device_encoder import DeviceEncoder
 from ps_server import Keeping, TableSpec
 from ps_server.protocol.messages import Payload
 from ps_server.protocol.precision import as_array, as_tensor
@@ -37,14 +39,24 @@ class ServerTable:
     Args:
         device: of the tensor.
         streams: for its copies.
+        encoders: of its pushes, for each of an iteration; none where the host encodes them, if it
+            does.
     """
 
-    def __init__(self, trained: Trained, spec: TableSpec, device: Device, streams: Streams) -> None:
+    def __init__(
+        self,
+        trained: Trained,
+        spec: TableSpec,
+        device: Device,
+        streams: Streams,
+        encoders: Sequence[DeviceEncoder] = (),
+    ) -> None:
         self.rule = trained.rule
         self.rate_index = trained.rate_index
         self.staleness = spec.staleness
         self.has_own_value = spec.has_own_value
         self.is_copy = spec.keeping is Keeping.COPY
+        self.encoders = encoders
         self.encodes_pushes = spec.gradient_codec is not None
         self._name = spec.name
         self.of_values = of_values(spec.name)
@@ -109,18 +121,23 @@ class ServerTable:
 
     def to_host(self, gradient: Tensor, number: int) -> tuple[Tensor, Event]:
         """Hand over the tensor. Return push `number` of an iteration in host memory, and the event
-        after which it is there and `value` may be written to.
+        after which it is there and `value` may be written to. An encoder encodes it before.
 
         The caller keeps the gradient until then.
         """
         self._left = ready = self._device.event()
         if gradient.device.type == "cpu":
             return gradient, self.copied_in
+        out = gradient
+        if self.encoders:
+            with self._device.on(self._streams.out):
+                self._device.wait(ready)
+                out = self.encoders[number].encode(gradient)
         while len(self._gradients) <= number:
-            memory = self._device.host_memory(gradient.numel(), dtype=gradient.dtype)
+            memory = self._device.host_memory(out.numel(), dtype=out.dtype)
             self._gradients.append(memory)
         memory = self._gradients[number]
-        return memory, self._device.copy(gradient, memory, self._streams.out, ready)
+        return memory, self._device.copy(out, memory, self._streams.out, ready)
 
     def publish(self) -> None:
         """Note the values of statistics; copy the host copy of a GPU tensor to it."""

@@ -33,13 +33,15 @@ from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import CarrierState, Step
 from poseidon.exchange.device import HOST, Event, device_of
+from poseidon.exchange.lossy.device_encoder import device_encoders
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.server.table import ServerTable, Streams
 from ps_server import Client, StoreSpec
 from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
-from ps_server.protocol.precision import as_array
+from ps_server.protocol.placement import place
+from ps_server.protocol.precision import as_array, as_tensor
 from ps_server.protocol.virtual_workers import Node
 from ps_server.rules import change, history_count, squares_of, sum_of_squares
 
@@ -83,9 +85,19 @@ class ServerTables(CarrierState):
         self._in_background = in_background
         self._last_push = [0] * len(held)
         self._broken: Exception | None = None
+        self._streams = streams
+        chunks = place(store).chunks[own.start : own.stop]
         self._tables = [
-            ServerTable(trained, spec, self._device, streams)
-            for trained, spec in zip(held, self._specs, strict=True)
+            ServerTable(
+                trained,
+                spec,
+                self._device,
+                streams,
+                ()
+                if self._device.is_host
+                else device_encoders(store, spec, row, client.host, trained.tensor.device),
+            )
+            for trained, spec, row in zip(held, self._specs, chunks, strict=True)
         ]
         self._held_back: Mapping[str, Array] = {}
         self.private = any(table.staleness > 0 for table in self._tables)
@@ -96,6 +108,10 @@ class ServerTables(CarrierState):
 
     def __len__(self) -> int:
         return len(self._tables)
+
+    def host_value(self, index: int) -> Tensor:
+        """Return the memory on the host to which the values of a table come; read-only."""
+        return as_tensor(self._tables[index].value)
 
     def nodes(self, index: int) -> tuple[Node, ...]:
         """Return the nodes whose sums are pushed to a table in an iteration."""
@@ -121,8 +137,12 @@ class ServerTables(CarrierState):
 
     def _restore(self) -> None:
         for index, table in enumerate(self._tables):
-            for worker, held_back in self._client.held_back(self._first + index).items():
-                held_back[:] = self._held_back.get(table.of_pushes(worker), 0.0)
+            for worker, held_back in self._lost(index).items():
+                given = self._held_back.get(table.of_pushes(worker))
+                if given is None:
+                    held_back.zero_()
+                else:
+                    held_back.copy_(torch.from_numpy(given))
             table.unsent = self._held_back.get(table.of_values) if table.has_own_value else None
         self._held_back = {}
 
@@ -173,7 +193,8 @@ class ServerTables(CarrierState):
         copied.synchronize()
         if table.staleness == 0:
             rate = step.rates[table.rate_index]
-            self._client.push(self._first + index, as_array(flat), rate=rate)
+            push = self._client.push_encoded if table.encoders else self._client.push
+            push(self._first + index, as_array(flat), rate=rate)
         elif self._settings.clip is None:
             moved = self._changed(table, flat, self._settings.gradient_scale, step)
             self._client.push(self._first + index, moved)
@@ -257,8 +278,9 @@ class ServerTables(CarrierState):
             if table.statistics:
                 self._push_statistics(index, table, table.tensor)
             else:
+                device = table.tensor.device if table.encoders else "cpu"
                 self.push(
-                    index, torch.zeros(table.value.size, dtype=table.tensor.dtype, device="cpu")
+                    index, torch.zeros(table.value.size, dtype=table.tensor.dtype, device=device)
                 )
         if self._settings.clip is not None and self.private:
             self._push_limited(limit)
@@ -310,7 +332,7 @@ class ServerTables(CarrierState):
 
     def held_back(self) -> Mapping[str, Array]:
         """Return what the codecs of all tables have held back, by name: of the shards' on rank 0."""
-        found = {name: part.numpy().copy() for name, part in self.parts().items()}
+        found = {name: part.cpu().numpy().copy() for name, part in self.parts().items()}
         if self._client.host == 0:
             encoded = [index for index, table in enumerate(self._tables) if table.has_own_value]
             coming = {i: self._client.ask_history(self._first + i) for i in encoded}
@@ -320,10 +342,21 @@ class ServerTables(CarrierState):
     def parts(self) -> dict[str, Tensor]:
         """Return live tensors of what this worker's codecs have held back, by name."""
         return {
-            table.of_pushes(worker): torch.from_numpy(held_back)
+            table.of_pushes(worker): held_back
             for index, table in enumerate(self._tables)
-            for worker, held_back in self._client.held_back(self._first + index).items()
+            for worker, held_back in self._lost(index).items()
         }
+
+    def _lost(self, index: int) -> dict[int, Tensor]:
+        """Return what a table's codec holds back of each virtual worker's pushes: live, where the
+        pushes are encoded.
+        """
+        encoders = self._tables[index].encoders
+        if encoders:
+            pairs = zip(self.own, encoders, strict=True)
+            return {worker: one.held_back for worker, one in pairs if one.codec is not None}
+        held_back = self._client.held_back(self._first + index)
+        return {worker: torch.from_numpy(part) for worker, part in held_back.items()}
 
     def held_back_there(self, coming: Mapping[int, ComingHistory]) -> dict[str, Array]:
         """Wait for what the shards hold back of these tables."""
@@ -343,15 +376,18 @@ class ServerTables(CarrierState):
 
     def traffic(self) -> list[Traffic]:
         """Return the traffic of each table. Any thread may call this."""
-        return [
-            Traffic(
-                bytes_out=t.bytes_out,
-                bytes_in=t.bytes_in,
-                on_way_s=t.waited_s + t.hidden_s,
-                held_back=_norm(list(self._client.held_back(self._first + index).values())),
-            )
-            for index, t in enumerate(self._client.statistics().tables[self._first :][: len(self)])
-        ]
+        with self._device.on(self._streams.out):
+            return [
+                Traffic(
+                    bytes_out=t.bytes_out,
+                    bytes_in=t.bytes_in,
+                    on_way_s=t.waited_s + t.hidden_s,
+                    held_back=_norm(list(self._lost(index).values())),
+                )
+                for index, t in enumerate(
+                    self._client.statistics().tables[self._first :][: len(self)]
+                )
+            ]
 
     def close(self) -> None:
         """Leave the job."""
@@ -371,9 +407,9 @@ class ServerTables(CarrierState):
             raise self._broken
 
 
-def _norm(arrays: Sequence[Array]) -> float | None:
+def _norm(parts: Sequence[Tensor]) -> float | None:
     """Return the L2 norm of the sum over virtual workers; None: there is none."""
-    if not arrays:
+    if not parts:
         return None
-    first, *others = map(torch.from_numpy, arrays)
+    first, *others = parts
     return math.sqrt(sum_of_squares(sum(others, first)))

@@ -95,7 +95,7 @@ def _low_rank_s(rank: int, limit_s: float) -> float:
     trained = Trained(name="matrix", tensor=torch.zeros(OUTPUTS, INPUTS), rule=RULE)
     (shared,) = factor_tables([trained], {0: LowRank(rank)})
     histories = LocalHistories({0: trained}, replicated=True).of
-    (matrix,) = matrices_of(shared, [trained], histories, range(1))
+    (matrix,) = matrices_of(shared, [trained], histories, range(1), shared.held[0].tensor.cpu())
     gradient = torch.ones(OUTPUTS, INPUTS)
     p, q = (held.tensor.view(rank, -1) for held in shared.held)
 

@@ -4,7 +4,7 @@ between, whatever the order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,9 +24,10 @@ from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.host.owner import Owner
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.server import tables
 from poseidon.exchange.server.table import ServerTable
 from poseidon.torch.sent_gradients import SentGradients
-from ps_server import Rule
+from ps_server import Precision, Rule
 from tests.poseidon.exchange.building.test_server_exchange import hybrid
 from tests.poseidon.exchange.test_carrier import ADAM, EXCHANGES
 from tests.poseidon.exchange.test_contract import server
@@ -110,6 +111,22 @@ class TestContract:
     ) -> None:
         with simulated_devices(workers, seed), opened() as make:
             check_calls(make, workers, device_of)
+
+
+LOSSY: dict[str, dict[str, Any]] = {
+    "int8": {"compress": "*=int8"},
+    "sign/int8": {"compress": "*=sign/int8"},
+    "float16": {"precision": Precision.FLOAT16},
+    "bfloat16": {"precision": Precision.BFLOAT16},
+    "powersgd": {"compress": "*.weight=powersgd:1,*=int8"},
+}
+
+
+def a_few(names: Iterable[str], *always: str) -> list[Any]:
+    """Leave all others to --thorough."""
+    return [
+        pytest.param(name, marks=() if name in always else pytest.mark.thorough) for name in names
+    ]
 
 
 STALE = {
@@ -356,11 +373,64 @@ def test_one_worker_alone_never_waits_for_its_device(clip: float | None) -> None
         assert steps_of(make, device, replace(ADAM, clip=clip)) == [{}] * ADAM.iterations
 
 
-def test_a_training_loop_through_a_shard_never_waits_for_its_device() -> None:
+@pytest.mark.parametrize("how", ["float32", "int8", "bfloat16", "powersgd"])
+def test_a_training_loop_through_a_shard_never_waits_for_its_device(how: str) -> None:
     """A background thread waits for copies. The first values may still be on their way."""
-    with simulated_devices(1, LATEST) as (device,), server(1, 1) as make:
+    shard = machines(ExchangeKind.SERVER, (1,), shards=1, **LOSSY.get(how, {}))
+    with simulated_devices(1, LATEST) as (device,), shard as make:
         _, *steps = steps_of(make, device, Scenario())
         assert steps == [{}] * (Scenario().iterations - 1)
+
+
+@pytest.mark.parametrize(
+    "hosts", [(2, 2), pytest.param((1, 1), marks=pytest.mark.thorough)], ids=["two", "one"]
+)
+@pytest.mark.parametrize("how", a_few(LOSSY, "int8", "powersgd"))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_the_device_encodes_has_the_bits_of_the_host(
+    how: str, hosts: tuple[int, ...], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for by_host in (False, True):
+        if by_host:
+            monkeypatch.setattr(tables, "device_encoders", lambda *_: [])
+        with (
+            simulated_devices(sum(hosts), seed),
+            machines(ExchangeKind.SERVER, hosts, **LOSSY[how]) as make,
+        ):
+            ends.append(train(make, sum(hosts), Scenario(passes=2), device_of=device_of))
+    for on_device, on_host in zip(*ends, strict=True):
+        for a, b in zip(on_device, on_host, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_encoded_pushes_are_smaller_copies_and_wait_for_nothing() -> None:
+    found = {}
+    for how in ("none", "int8", "float16"):
+        options = LOSSY.get(how, {})
+        with (
+            simulated_devices(1, LATEST) as (device,),
+            machines(ExchangeKind.SERVER, (1,), shards=1, **options) as make,
+        ):
+            wide = [Trained(name="w", tensor=torch.zeros(64, 512, device=device.torch))]
+            exchange = make(0, wide, ExchangeSettings())
+            exchange.open(None)
+            exchange.start(0, 0.1)
+            exchange.wait(0)
+            for counter in (device.waits, device.copies, device.bytes):
+                counter.clear()
+            exchange.begin(0, torch.ones_like(wide[0].tensor))
+            exchange.finish()
+            assert not device.waits
+            exchange.settle()
+            found[how] = device.copies["out"], device.bytes["out"]
+            exchange.close()
+    size = 64 * 512
+    assert found == {
+        "none": (1, 4 * size),
+        "int8": (1, size + 4 * size // 256),
+        "float16": (1, 2 * size),
+    }
 
 
 def test_a_changed_gradient_is_refused_without_a_wait() -> None:

@@ -92,11 +92,12 @@ def test_neighbours_share_tables() -> None:
     assert [held.name for held in tables[0].held] == ["w0 and 1 more, P", "w0 and 1 more, Q"]
     assert [held.tensor.numel() for held in tables[0].held] == [4 * 4000, 4 * 110]
     histories = LocalHistories(dict(enumerate(tensors)), replicated=True).of
-    first, second = matrices_of(tables[0], tensors, histories, range(1))
+    first, second = matrices_of(tables[0], tensors, histories, range(1), tables[0].held[0].tensor)
     assert torch.equal(
         torch.cat([first.first_q.view(-1), second.first_q.view(-1)]), tables[0].held[1].tensor
     )
-    (alone,) = matrices_of(factor_tables(tensors, {1: LowRank(4)})[0], tensors, histories, range(1))
+    of_one = factor_tables(tensors, {1: LowRank(4)})[0]
+    (alone,) = matrices_of(of_one, tensors, histories, range(1), of_one.held[0].tensor)
     assert torch.equal(second.first_q, alone.first_q)
     later = factor_tables(tensors, {0: LowRank(1, start=3), 2: LowRank(1, start=3)})
     assert [held.name for held in later[0].held][2:] == ["w0, G", "w2, G"]
