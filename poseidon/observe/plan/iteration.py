@@ -121,8 +121,8 @@ def _server_s(scenario: Scenario, found: Sequence[LayerLoad], work: IterationWor
     else:
         busy_s = max(work.worker_s + work.shard_s, work.serving_s) / _speed(machine)
     if scenario.wait_free:
-        return _norm(compute_s, link_s, busy_s)
-    return compute_s + _norm(link_s, busy_s)
+        return norm(compute_s, link_s, busy_s)
+    return compute_s + norm(link_s, busy_s)
 
 
 def _ring_s(scenario: Scenario, found: Sequence[LayerLoad], work: IterationWork) -> float:
@@ -135,11 +135,11 @@ def _ring_s(scenario: Scenario, found: Sequence[LayerLoad], work: IterationWork)
     link_s += len(dealt) * steps_s
     busy_s, after_s = work.worker_s / _speed(machine), work.after_s / _speed(machine)
     if not scenario.wait_free:
-        return scenario.compute_s + _norm(link_s, busy_s) + after_s
+        return scenario.compute_s + norm(link_s, busy_s) + after_s
     forward_s = scenario.compute_s * scenario.forward_part
     hidden = 1 - last
-    backward_s = _norm(scenario.compute_s - forward_s, hidden * link_s, hidden * busy_s)
-    return forward_s + backward_s + last * _norm(link_s, busy_s) + after_s
+    backward_s = norm(scenario.compute_s - forward_s, hidden * link_s, hidden * busy_s)
+    return forward_s + backward_s + last * norm(link_s, busy_s) + after_s
 
 
 def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> IterationWork:
@@ -200,7 +200,7 @@ def _speed(machine: Machine) -> float:
     return min(1.0, machine.cores)
 
 
-def _norm(*seconds: float) -> float:
+def norm(*seconds: float) -> float:
     greatest = max(seconds)
     if not greatest:
         return 0.0
