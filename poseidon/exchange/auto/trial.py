@@ -6,12 +6,13 @@ Workers join the shards with a trial store (`StoreSpec.trial`), and measure
     all-reduce      the same tensors through connections between the workers
     factors         products of factors with as many rows as the job's, and the updates that follow
 
-Training runs the same code, and all workers measure at the same time. On CPUs each worker computes
-meanwhile, with as many threads as in training: there an exchange costs what it takes from the
-computation, too. The processor time of all-reduce tells how much that is. Several tensors travel
-together, so that a shard sums one while the next one is on the link, as in training. All workers
-collect all figures and take the slowest of each, so every worker has the same. It takes some tenths
-of a second; on links below 250 Mbit/s some seconds.
+Training runs the same code, on tensors of the same devices: on GPUs the copies to and from the host
+count for each scheme. All workers measure at the same time. On CPUs each worker computes meanwhile,
+with as many threads as in training: there an exchange costs what it takes from the computation,
+too. The processor time of all-reduce tells how much that is. Several tensors travel together, so
+that a shard sums one while the next one is on the link, as in training. All workers collect all
+figures and take the slowest of each, so every worker has the same. It takes some tenths of a
+second; on links below 250 Mbit/s some seconds.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.auto.rates import Rates
-from poseidon.exchange.base import Trained
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.carrier import Step
 from poseidon.exchange.cost import ELEMENT_BYTES, Topology, server_bytes
 from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import offered_addresses
+from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.json_fields import value_of
 from ps_server.numerics import prepare_thread
@@ -118,21 +120,8 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         client: not yet started, with the trial store.
         member: of the job.
     """
-    own = client.own_tables
-    sizes = trial_sizes(tensors, member.planes)[: len(own)]
-    values = [np.zeros(size, np.float32) for size in sizes]
-    for table, value in zip(own, values, strict=True):
-        client.bind(table, value)
-    client.start(lambda table: [np.zeros(sizes[own.index(table)], np.float32)])
-    gradients = [np.zeros(size, np.float32) for size in sizes]
-
-    def by_server(tables: range) -> None:
-        for number in tables[: len(own)]:
-            client.push(own[number], gradients[number], rate=0.0)
-        for number in tables[: len(own)]:
-            client.read(own[number], values[number])
-
     with (
+        _served(client, tensors, member) as by_server,
         _sums(client, tensors, member) as by_allreduce,
         computing(tensors[0].tensor.device) as computed_s,
     ):
@@ -219,6 +208,38 @@ def _compute(ended: threading.Event) -> None:
 def _collect(client: Client, own: Mapping[str, Any], *, whole: bool = True) -> list[dict[str, Any]]:
     gathered = client.gather(json.dumps(own).encode(), whole=whole)
     return [json.loads(payload) for payload in gathered.result()]
+
+
+@contextlib.contextmanager
+def _served(
+    client: Client, tensors: Sequence[Trained], member: Membership
+) -> Iterator[Callable[[range], None]]:
+    """Start the trial store. Yield what exchanges tensors through it, between the devices of the
+    job's.
+    """
+    device, own = tensors[0].tensor.device, client.own_tables
+    sizes, rule = trial_sizes(tensors, member.planes)[: len(own)], _rule_of(tensors)
+    held = [
+        Trained(name=f"trial {number}", tensor=torch.zeros(size, device=device), rule=rule)
+        for number, size in enumerate(sizes)
+    ]
+    gradients = [torch.zeros(size, device=device) for size in sizes]
+    of_plane = range(own[0], own[-1] + 1) if own else range(0)
+    tables = ServerTables(client, held, of_plane, trial_store(tensors, member), ExchangeSettings())
+    tables.open([()] * len(held), None)
+
+    def exchange(together: range) -> None:
+        tables.start(Step(0, (0.0,)))
+        for number in together[: len(own)]:
+            tables.push(number, gradients[number])
+        for number in together[: len(own)]:
+            tables.read(number)
+        device_of(device).synchronize()
+
+    try:
+        yield exchange
+    finally:
+        tables.detach()
 
 
 @contextlib.contextmanager

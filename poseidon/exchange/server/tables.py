@@ -389,9 +389,13 @@ class ServerTables(CarrierState):
                 )
             ]
 
+    def detach(self) -> None:
+        """End the thread; the client stays."""
+        self._pushes.close()
+
     def close(self) -> None:
         """Leave the job."""
-        self._pushes.close()
+        self.detach()
         self._client.close()
 
     def _push_failed(self, error: Exception) -> None:

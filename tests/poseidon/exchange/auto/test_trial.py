@@ -4,8 +4,9 @@ says.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -24,11 +25,13 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from ps_server import Rule, Server, Shard, ZmqServerTransport
+from ps_server import Client, Rule, Server, Shard, ZmqServerTransport
 from ps_server.keys import JobKeys
 from ps_server.network import Network
 from tests.poseidon.exchange.auto.test_rates import FAST
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, serving
+from tests.support.simulated_device import simulated_devices
+from tests.support.threads import on_threads
 
 WORKERS, SHARDS = 3, 2
 CHEAP_PRODUCTS = replace(FAST, product_s_per_flop=1e-15, link_s_per_byte=1e-12, allreduce_s=0.0)
@@ -226,3 +229,48 @@ def test_a_measurement_needs_staleness_0(options: dict[str, Any], measures: bool
 def test_one_worker_measures_nothing() -> None:
     assert not replace(member(0), network=Network()).chooses
     assert not replace(member(0), shards=0).chooses
+
+
+def test_the_server_is_measured_with_the_copies_of_the_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As all-reduce is."""
+    copied: list[int] = []
+    served = trial._served
+
+    @contextlib.contextmanager
+    def noted(client: Client, own: Sequence[Trained], job: Membership) -> Iterator[Any]:
+        device = devices[client.rank]
+        with served(client, own, job) as exchange:
+
+            def counted(tables: range) -> None:
+                before = device.bytes.copy()
+                exchange(tables)
+                if tables == trial.LARGE:
+                    copied.extend(device.bytes[way] - before[way] for way in ("out", "in"))
+
+            yield counted
+
+    def run(rank: int) -> None:
+        weight = torch.zeros(2**20, device=devices[rank].torch)
+        own = [Trained(name="w", tensor=weight, rule=Rule())]
+        client = Client(connect.of(rank)(""), job(rank).network, trial.trial_store(own, job(rank)))
+        try:
+            trial.measure(client, own, job(rank))
+        finally:
+            client.close()
+        sizes.update(trial.trial_sizes(own)[trial.LARGE.start : trial.LARGE.stop])
+
+    def job(rank: int) -> Membership:
+        return Membership(
+            network=Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S),
+            shards=1,
+            options=ExchangeOptions(kind=ExchangeKind.AUTO),
+        )
+
+    monkeypatch.setattr(trial, "_served", noted)
+    sizes: set[int] = set()
+    with simulated_devices(2, 0) as devices, job_addresses(ExchangeKind.AUTO, 2, 1) as connect:
+        on_threads(2, run)
+    (size,) = sizes
+    assert set(copied) == {4 * size}
