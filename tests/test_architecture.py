@@ -48,9 +48,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.lightning": {"poseidon.engine", "poseidon.torch"},
     "poseidon.ray_train": {"ps_server", "poseidon.exchange", "poseidon.torch"},
     "poseidon.caffe.proto": set(),
-    "poseidon.caffe.data": {"poseidon.engine", "poseidon.caffe.proto"},
+    "poseidon.caffe.data": {"poseidon.engine", "poseidon.exchange", "poseidon.caffe.proto"},
     "poseidon.caffe.snapshot": {"poseidon.engine", "poseidon.caffe.proto"},
-    "poseidon.caffe.layers": {"poseidon.caffe.proto", "poseidon.caffe.data"},
+    "poseidon.caffe.layers": {"poseidon.exchange", "poseidon.caffe.proto", "poseidon.caffe.data"},
     "poseidon.caffe.net": {
         "poseidon.exchange",
         "poseidon.observe.metrics",

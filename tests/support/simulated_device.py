@@ -144,6 +144,7 @@ class SimulatedDevice(Device):
             "rebuild-",
             "owner-",
             "add-",
+            "poseidon-read-",
         )
         self._draw = random.Random(seed)
         self._early = self._draw.choice(EARLY)
@@ -278,7 +279,7 @@ class SimulatedDevice(Device):
         if name in READ_BY_HOST or (name == "index" and _has_masks(arguments_)):
             return self._at_once(function, name, arguments_, named_)
         # what it returns on what is there now has the shape of the result
-        early = function(*arguments_, **named_)
+        early = function(*_in_range(name, arguments_), **named_)
         outs = tree_map_only(Tensor, lambda found: self._own(_spoilt(found)), early)
         flat = _tensors(outs)
 
@@ -538,6 +539,13 @@ def _returned(function: Any, written: Sequence[Tensor]) -> Any:
     if not function._schema.returns:
         return None
     return written[0] if len(function._schema.returns) == 1 else tuple(written)
+
+
+def _in_range(name: str, arguments: Any) -> Any:
+    """Return arguments with indices that are legal before they are there."""
+    if name != "index":
+        return arguments
+    return arguments[0], tree_map_only(Tensor, torch.zeros_like, arguments[1])
 
 
 def _has_masks(arguments: Any) -> bool:

@@ -91,9 +91,10 @@ class Data(ReadingSource):
             rand_skip=param.rand_skip,
             label=len(self.param.top) > 1,
             force_color=param.force_encoded_color,
+            device=self.context.device,
         )
         maker = open_maker(source, param.backend, lambda cursor: DatumMaker(cursor, plan))
-        return NumberedReader(source, maker, prefetch=param.prefetch)
+        return NumberedReader(source, maker, prefetch=param.prefetch, device=self.context.device)
 
 
 OBJECT_VALUES = 8
@@ -144,7 +145,7 @@ class AnnotatedData(ReadingSource):
         )
         source = self.source(param)
         maker = open_maker(source, param.backend, lambda cursor: AnnotatedMaker(cursor, plan))
-        return NumberedReader(source, maker, prefetch=param.prefetch)
+        return NumberedReader(source, maker, prefetch=param.prefetch, device=self.context.device)
 
 
 @register("MemoryData")
@@ -241,7 +242,7 @@ class HDF5Data(ReadingSource):
             shuffle=param.shuffle,
         )
         files = [self._file(source, path) for path in read_file_list(source)]
-        return NumberedReader(source, RowMaker(files, plan), prefetch=2)
+        return NumberedReader(source, RowMaker(files, plan), prefetch=2, device=self.context.device)
 
     def _file(self, source: Path, path: str) -> Path:
         """Resolve a path of the list: as a path of the definition, else relative to the list's

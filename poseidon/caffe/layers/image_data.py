@@ -67,6 +67,7 @@ def image_plan(layer: ReadingSource, param: ListParameter, transform: Transform)
         color=param.is_color,
         shuffle=param.shuffle,
         rand_skip=param.rand_skip,
+        device=layer.context.device,
     )
 
 
@@ -100,7 +101,9 @@ class ImageData(ReadingSource):
         source = self.source(param)
         plan = image_plan(self, param, transform)
         root = self.images_root(source, param.root_folder, read_list(source, "", most=1)[0].path)
-        return NumberedReader(source, ImageMaker(source, read_list(source, root), plan))
+        return NumberedReader(
+            source, ImageMaker(source, read_list(source, root), plan), device=self.context.device
+        )
 
 
 REGION = 5
@@ -156,7 +159,7 @@ class ROIData(ReadingSource):
             mirror=transform.mirror,
             shuffle=param.shuffle,
         )
-        return NumberedReader(file.source, ObjectMaker(file, plan))
+        return NumberedReader(file.source, ObjectMaker(file, plan), device=self.context.device)
 
 
 MODES = {"warp": CropMode.WARP, "square": CropMode.SQUARE}
@@ -216,7 +219,7 @@ class WindowData(ReadingSource):
             share=self.share(param, param.batch_size),
             seed=self.context.seed,
         )
-        return NumberedReader(file.source, WindowMaker(file, sampling))
+        return NumberedReader(file.source, WindowMaker(file, sampling), device=self.context.device)
 
     def _mean(self) -> Floats | None:
         param = self.param.transform_param
@@ -309,7 +312,11 @@ class DenseImageData(ReadingSource):
         first = read_pairs(source, "", kind=labels.kind, most=1)[0].image
         root = self.images_root(source, param.root_folder, first)
         pairs = read_pairs(source, root, kind=labels.kind)
-        return NumberedReader(source, DenseImageMaker(source, pairs, plan, labels, scaling))
+        return NumberedReader(
+            source,
+            DenseImageMaker(source, pairs, plan, labels, scaling),
+            device=self.context.device,
+        )
 
 
 KINDS = {

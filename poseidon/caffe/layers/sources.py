@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.caffe.data.batches.numbered import NumberedReader, Share, part_path, source_for
+from poseidon.caffe.data.batches.on_device import DeviceTransform
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.caffe.data.batches.windows import CHANNELS
 from poseidon.caffe.layers.base import Counts, Layer, LayerError, Shape, check_size, once_or, times
@@ -25,6 +26,7 @@ from poseidon.caffe.proto.caffe_pb2 import (
     FillerParameter,
     TransformationParameter,
 )
+from poseidon.exchange.device import device_of
 
 
 class Source(Layer):
@@ -49,11 +51,20 @@ class ReadingSource(Source):
 
     OPENS_FILES = True
     reader: NumberedReader[Any] | None = None
+    _floats: DeviceTransform | None = None
 
     def forward(self) -> Tensor | tuple[Tensor, ...]:
         assert self.reader is not None
-        device = self.context.device
-        tops = tuple(top.to(device, non_blocking=True) for top in self.reader.next())
+        tops = self.reader.next()
+        device = device_of(self.context.device)
+        for top in tops:
+            device.keep(top)
+        transform = self.reader.maker.transform
+        if transform is not None and tops[0].dtype == torch.uint8:
+            pixels, places, *others = tops
+            if self._floats is None:
+                self._floats = DeviceTransform(transform, pixels.device)
+            tops = (self._floats(pixels, places), *others)
         tops = tops[: len(self.param.top)]
         return tops if len(tops) > 1 else tops[0]
 

@@ -34,6 +34,7 @@ from poseidon.caffe.data.batches.numbered import BatchPlan, Maker
 from poseidon.caffe.data.batches.prefetch import BufferPool, DecoderPool, skipped_records
 from poseidon.caffe.data.batches.transform import planes
 from poseidon.errors import DataError
+from poseidon.exchange.device import device_of
 
 Bytes = npt.NDArray[np.uint8]
 LARGEST_IMAGE = 1 << 30
@@ -227,9 +228,11 @@ class ImageMaker(ListMaker[Line]):
         super().__init__(source, lines, plan)
         first = self._line(0)
         self.shape = (plan.batch_size, *self._output_shape(self._image(first), first))
-        self._buffers = BufferPool(self.shape)
+        kind = torch.uint8 if plan.sends_bytes else torch.float32
+        self._buffers = BufferPool(self.shape, kind, device_of(plan.device))
+        self.transform = plan.transform if plan.sends_bytes else None
 
-    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
+    def tensors(self, number: int) -> tuple[Tensor, ...]:
         plan = self._plan
         lines, records = self._batch(number)
         draws = plan.transform.draws(plan.seed, records)
@@ -238,18 +241,25 @@ class ImageMaker(ListMaker[Line]):
         data = (
             self._buffers.take()
             if shape == self.shape[1:]
-            else np.empty((len(lines), *shape), np.float32)
+            else np.empty((len(lines), *shape), np.uint8 if plan.sends_bytes else np.float32)
         )
-        for line, image, choice, target in zip(lines, images, draws, data, strict=True):
+        places = np.zeros((len(lines), 3), np.int64)
+        for line, image, choice, target, place in zip(
+            lines, images, draws, data, places, strict=True
+        ):
             outcome = self._output_shape(image, line)
             if outcome != shape:
                 raise DataError(
                     f"{self._location(line)}: image of {_shape_text(outcome)} in a batch whose "
                     f"first is {_shape_text(shape)}; set new_height and new_width, or batch_size: 1"
                 )
-            plan.transform.one(image, choice, target)
+            if plan.sends_bytes:
+                place[:] = plan.transform.crop_into(image, choice, target)
+            else:
+                plan.transform.one(image, choice, target)
+        made = [data, places] if plan.sends_bytes else [data]
         labels = np.array([line.label for line in lines], np.float32)
-        return torch.from_numpy(data), torch.from_numpy(labels)
+        return tuple(map(torch.from_numpy, [*made, labels]))
 
     def _image(self, line: Line) -> Bytes:
         try:

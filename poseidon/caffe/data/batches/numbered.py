@@ -23,12 +23,17 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from poseidon.base.paths import own_command, short_path
+from poseidon.caffe.data.batches.on_device import BatchSender
 from poseidon.caffe.data.batches.prefetch import Prefetcher
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.errors import DataError
+from poseidon.exchange.device import device_of
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +151,7 @@ class BatchPlan:
         share: the records of this worker.
         seed: the seed of all random choices, the same on all workers of a job.
         rand_skip: start at a random record below this; 0: at the first.
+        device: where the batches are wanted.
     """
 
     batch_size: int
@@ -153,6 +159,12 @@ class BatchPlan:
     share: Share
     seed: int
     rand_skip: int = 0
+    device: torch.device = CPU
+
+    @property
+    def sends_bytes(self) -> bool:
+        """Whether pixels become floats on the device."""
+        return not device_of(self.device).is_host
 
 
 class Maker(ABC):
@@ -164,9 +176,12 @@ class Maker(ABC):
 
     Attributes:
         shape: the shape of the first tensor of every batch, or of the first batch if shapes differ.
+        transform: what makes floats of the first two tensors of a batch, on their device, if the
+            first has bytes (`DeviceTransform`).
     """
 
     shape: tuple[int, ...]
+    transform: Transform | None = None
 
     def __init__(self, share: Share, batch_size: int) -> None:
         self._share, self._batch_size = share, batch_size
@@ -207,11 +222,15 @@ class NumberedReader(Generic[M]):
         source: the source of the records, for error messages.
         maker: the maker of the batches, closed with the reader.
         prefetch: the number of batches to prepare ahead, >= 1.
+        device: to which the thread copies them.
     """
 
-    def __init__(self, source: Path, maker: M, *, prefetch: int = 4) -> None:
+    def __init__(
+        self, source: Path, maker: M, *, prefetch: int = 4, device: torch.device = CPU
+    ) -> None:
         self.source = source
         self.maker = maker
+        self._sender = None if device_of(device).is_host else BatchSender(device)
         self._prefetch = prefetch
         self._depth = max(1, prefetch)
         self._batches_done = 0
@@ -255,9 +274,10 @@ class NumberedReader(Generic[M]):
             self._depth = depth
 
     def next(self) -> tuple[Tensor, ...]:
-        """Return the next batch: float32 tensors on the CPU.
+        """Return the next batch: float32 tensors on the device, or bytes (`Maker.transform`).
 
-        The caller owns the tensors. Their memory is reused after they are freed.
+        The caller owns the tensors. Memory on the CPU is reused after they are freed. A tensor of a
+        GPU is of a different stream: `Device.keep` it.
 
         Raises:
             DataError: a record of the batch is damaged or has a different shape, or the reader is
@@ -267,7 +287,7 @@ class NumberedReader(Generic[M]):
             raise DataError(f"the reader of {self.source} is closed")
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(
-                self.maker.tensors,
+                self._make,
                 first=self._batches_done,
                 depth=self._depth,
                 name=f"poseidon-read-{self.source.name}",
@@ -275,6 +295,10 @@ class NumberedReader(Generic[M]):
         batch = self._prefetcher.get()
         self._batches_done += 1
         return batch
+
+    def _make(self, number: int) -> tuple[Tensor, ...]:
+        made = self.maker.tensors(number)
+        return made if self._sender is None else self._sender.send(made)
 
     def skip_to(self, batches: int) -> None:
         """Continue as if exactly `batches` >= 0 batches had been returned."""

@@ -29,23 +29,32 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from poseidon.engine.data_waits import WAITED
 from poseidon.errors import DataError
+from poseidon.exchange.device import HOST, Device
 
 
 class BufferPool:
-    """A pool of float32 arrays of one shape. Thread-safe."""
+    """A pool of arrays of one shape, of float32, or of bytes. Thread-safe.
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-        self._free: deque[npt.NDArray[np.float32]] = deque()
+    Args:
+        device: to which they are copied.
+    """
 
-    def take(self) -> npt.NDArray[np.float32]:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: Device = HOST
+    ) -> None:
+        self._new = partial(device.host_memory, *shape, dtype=dtype)
+        self._free: deque[npt.NDArray[Any]] = deque()
+
+    def take(self) -> npt.NDArray[Any]:
         """Return an uninitialized array. Its memory returns to the pool when the array is freed.
 
         A tensor that `torch.from_numpy` makes of it keeps it alive.
@@ -53,7 +62,7 @@ class BufferPool:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = np.empty(self._shape, np.float32)
+            buffer = self._new().numpy()
         lent = buffer[...]
         weakref.finalize(lent, self._free.append, buffer).atexit = False
         return lent

@@ -14,6 +14,7 @@ Source: annotated_data_layer.cpp of SSD's branch of Caffe (Liu et al., 2016).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,12 +42,15 @@ from poseidon.caffe.data.datum import (
 )
 from poseidon.caffe.proto.caffe_pb2 import TransformationParameter
 from poseidon.errors import DataError
+from poseidon.exchange.device import device_of
 
 Floats = npt.NDArray[np.float32]
 Record = bytes | memoryview
 
 # Labels of raw records are cached by their encoded bytes, up to this many different ones.
 KNOWN_TAILS = 100_000
+# Bytes of a raw record from which on its copy is worth a thread.
+WORTH_A_THREAD = 16 * 1024
 
 
 class Stored(NamedTuple):
@@ -157,19 +161,64 @@ class DatumMaker(RecordMaker):
         self.shape = (plan.batch_size, *plan.transform.output_shape(image.shape))
         self._layout = RawLayout.of(first.content)
         self._buffers = BufferPool(self.shape)
+        if plan.sends_bytes and plan.has_one_shape and image.dtype == np.uint8:
+            self.transform = plan.transform
+            self._bytes = BufferPool(self.shape, torch.uint8, device_of(plan.device))
 
-    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
+    def tensors(self, number: int) -> tuple[Tensor, ...]:
         plan = self.plan
         numbers, job_numbers = self._numbers(number)
         draws = plan.transform.draws(plan.seed, job_numbers)
+        pixels = None if self.transform is None else self._byte_batch(numbers, draws)
+        if pixels is not None:
+            return pixels
         data = self._buffers.take()
         labels = self._raw_batch(numbers, draws, data) if self._layout is not None else None
         if labels is None and not plan.has_one_shape:
             data, labels = self._single(numbers[0], draws[0])
         if labels is None:
             labels = self._any_batch(numbers, draws, data)
-        kept = np.array(labels if plan.label else [], np.float32)
-        return torch.from_numpy(data), torch.from_numpy(kept)
+        return torch.from_numpy(data), self._kept(labels)
+
+    def _kept(self, labels: list[int]) -> Tensor:
+        return torch.from_numpy(np.array(labels if self.plan.label else [], np.float32))
+
+    def _byte_batch(
+        self, numbers: list[int], draws: npt.NDArray[np.int64]
+    ) -> tuple[Tensor, ...] | None:
+        """Return the cropped pixels of a batch, their places, and the labels; None if a record has
+        floats.
+        """
+        pixels, places = self._bytes.take(), np.zeros((len(numbers), 3), np.int64)
+        stored = map(self._stored, numbers)
+        is_large = math.prod(self._shape) >= WORTH_A_THREAD
+        run = self._decoders.map if is_large else map
+        labels: list[int | None] = list(run(self._crop, stored, draws, pixels, places))
+        known = [label for label in labels if label is not None]
+        if len(known) < len(labels):
+            return None
+        return torch.from_numpy(pixels), torch.from_numpy(places), self._kept(known)
+
+    def _crop(
+        self,
+        stored: Stored,
+        choice: npt.NDArray[np.int64],
+        target: npt.NDArray[np.uint8],
+        place: npt.NDArray[np.int64],
+    ) -> int | None:
+        """Copy the pixels of a record to `target`, and return its label; None if it has floats."""
+        layout = self._layout
+        label = None if layout is None else self._label(layout, stored.content)
+        if layout is not None and label is not None:
+            pixels = np.frombuffer(layout.pixels(stored.content), np.uint8)
+            image: npt.NDArray[Any] = pixels.reshape(layout.shape)
+        else:
+            image, label = self._decode(stored)
+            self._require_shape(image.shape, stored)
+        if image.dtype != np.uint8:
+            return None
+        place[:] = self.plan.transform.crop_into(image, choice, target)
+        return label
 
     def _raw_batch(
         self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats

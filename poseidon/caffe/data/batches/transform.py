@@ -70,6 +70,9 @@ class Transform:
 
     Attributes:
         augmentation: SSD's steps; None if the definition has none of their fields.
+        mean: (C, H, W) from a file, (C, 1, 1) or (1, 1, 1) from values, or None.
+        scale: of the difference.
+        mirrors: whether records are mirrored by draw.
     """
 
     def __init__(
@@ -91,14 +94,14 @@ class Transform:
             else Decoding.AS_STORED
         )
         self._train = train
-        self._mirror = param.mirror
+        self.mirrors = param.mirror
         self._crop = _crop(param)
         self.augmentation = (
             Augmentation(param) if any(param.HasField(name) for name in STEPS) else None
         )
-        self._scale = np.float32(param.scale)
+        self.scale = np.float32(param.scale)
         self._mean_file = resolve(param.mean_file) if param.HasField("mean_file") else None
-        self._mean = self._load_mean(param)
+        self.mean = self._load_mean(param)
         if self.augmentation is not None and self.augmentation.expands and not self.has_fixed_size:
             raise DataError(
                 "transform_param has expand_param, so that images differ in size: set resize_param "
@@ -133,8 +136,8 @@ class Transform:
         """
         channels, height, width = shape
         extents = f"{channels} x {height} x {width}"
-        if self._mean is not None:
-            sizes = self._mean.shape
+        if self.mean is not None:
+            sizes = self.mean.shape
             if self._mean_file is not None and sizes != tuple(shape):
                 raise DataError(
                     f"the mean file {self._mean_file} is {sizes[0]} x {sizes[1]} x {sizes[2]} "
@@ -169,6 +172,11 @@ class Transform:
             and augmentation.resize.is_fixed
         )
 
+    @property
+    def has_window_of_mean(self) -> bool:
+        """True if the mean of a pixel depends on the place of the crop."""
+        return self._crop is not None and self._mean_file is not None
+
     def draws(self, seed: int, numbers: Draws) -> Draws:
         """Return random numbers for the records of these numbers: (N, LANES), or SEED_LANES more
         with augmentation.
@@ -187,8 +195,8 @@ class Transform:
             for image, choice, target in zip(images, draws, out, strict=True):
                 self.one(image, choice, target)
             return
-        self._scaled_difference(images, self._mean, out)
-        if self._mirror:
+        self._scaled_difference(images, self.mean, out)
+        if self.mirrors:
             flipped = np.flatnonzero(draws[:, 2] % 2)
             out[flipped] = out[flipped][..., ::-1]
 
@@ -196,19 +204,34 @@ class Transform:
         """Transform one image (C, H, W) into `out` (C, h, w) with its random numbers, from
         `draws`.
         """
+        self.place(self._augmented(image, choice), choice, out)
+
+    def _augmented(self, image: Array, choice: Draws) -> Array:
         augmentation = self.augmentation
-        if augmentation is not None:
-            random = generator(choice)
-            pixels, _ = augmentation.before(pixels_of(image), (), random)
-            image = planes(augmentation.after(pixels, random))
-        self.place(image, choice, out)
+        if augmentation is None:
+            return image
+        random = generator(choice)
+        pixels, _ = augmentation.before(pixels_of(image), (), random)
+        return planes(augmentation.after(pixels, random))
+
+    def crop_into(self, image: Array, choice: Draws, out: Array) -> tuple[int, int, bool]:
+        """Copy the pixels that `one` takes of an image (C, H, W) to `out` (C, h, w), as they are.
+
+        Return the row and the column of the crop, and whether `one` mirrors it.
+        """
+        image = self._augmented(image, choice)
+        rows, columns = slice(0, None), slice(0, None)
+        if self._crop is not None:
+            rows, columns = self._window(image.shape, choice)
+        np.copyto(out, image[:, rows, columns])
+        return rows.start, columns.start, self.mirrors and bool(choice[2] % 2)
 
     def place(self, image: Array, choice: Draws, out: Floats) -> CropPlacement:
         """Transform one image (C, H, W) that is augmented already.
 
         Return the part of it that `out` shows.
         """
-        mean = self._mean
+        mean = self.mean
         window = Box(0.0, 0.0, 1.0, 1.0)
         if self._crop is not None:
             _, height, width = image.shape
@@ -219,7 +242,7 @@ class Transform:
             image = image[:, rows, columns]
             if self._mean_file is not None and mean is not None:
                 mean = mean[:, rows, columns]
-        mirrored = self._mirror and bool(choice[2] % 2)
+        mirrored = self.mirrors and bool(choice[2] % 2)
         self._scaled_difference(image, mean, out[..., ::-1] if mirrored else out)
         return CropPlacement(window, mirrored)
 
@@ -230,7 +253,7 @@ class Transform:
         if self._crop:
             rows, columns = self._window(image.shape, choice)
             image = image[:, rows, columns]
-        return image[..., ::-1] if self._mirror and bool(choice[2] % 2) else image
+        return image[..., ::-1] if self.mirrors and bool(choice[2] % 2) else image
 
     def extended_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Return the shape of an image of `shape` (C, H, W) with at least the extents of the
@@ -250,8 +273,8 @@ class Transform:
         larger = np.zeros(shape, np.float32)
         if value is not None:
             larger[:] = value
-        elif self._mean is not None:
-            larger[:] = self._mean
+        elif self.mean is not None:
+            larger[:] = self.mean
         larger[:, : image.shape[1], : image.shape[2]] = image
         return larger
 
@@ -270,8 +293,8 @@ class Transform:
             np.copyto(out, image)
         else:
             np.subtract(image, mean, out=out, dtype=np.float32)
-        if self._scale != 1:
-            np.multiply(out, self._scale, out=out)
+        if self.scale != 1:
+            np.multiply(out, self.scale, out=out)
 
 
 def _crop(param: TransformationParameter) -> tuple[int, int] | None:
