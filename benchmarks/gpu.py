@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Check Poseidon's CUDA paths on one GPU, and measure one worker beside plain torch.
 
+    python benchmarks/gpu.py --all                       # everything, in ten minutes, to gpu.json
     python benchmarks/gpu.py --json gpu.json
     python benchmarks/gpu.py --autocast --compiler inductor
     python benchmarks/gpu.py --device cpu --small        # the same code on small nets, without a GPU
@@ -10,13 +11,18 @@ autocast, torch.compile. Speed: AlexNet, ResNet-50 and GPT-2 (124 M) on one work
 with one shard through `ps`, `hybrid` and, where there is one, `auto`, beside plain torch by turns;
 medians of the rounds. The result is a table, and JSON with --json.
 
-Needs only torch, numpy, pyzmq, msgpack, protobuf and lmdb. The exit code is 1 if a check fails.
+With --all also: the default of one GPU without a shard, codecs, memory, Caffe's nets in each
+precision, whether two runs have the same bits, and the waits of a step for the device.
+
+Needs only torch, numpy, pyzmq, msgpack, protobuf and lmdb. The exit code is 1 if a check fails,
+and 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -41,7 +47,8 @@ for name in READERS:
 
 import torch
 
-from benchmarks.gpu_runs.checks import Checked, run_checks
+from benchmarks.gpu_runs.checks import Checked, CheckFailed, run_checks
+from benchmarks.gpu_runs.everything import CAFFE_NETS, SMALL_NETS, parts_of, run_everything
 from benchmarks.gpu_runs.nets import device_nets
 from benchmarks.gpu_runs.speed import SpeedEffort, device_name, measure_speed
 from benchmarks.testbed.tables import Table, write_json
@@ -64,6 +71,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--autocast", action="store_true", help="forward passes in bfloat16")
     parser.add_argument(
         "--compiler", default="aot_eager", help="backend of torch.compile (aot_eager)"
+    )
+    parser.add_argument("--all", action="store_true", help="everything; no part begins too late")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="with --all: no part begins later (9)"
     )
     parser.add_argument("--only", choices=("checks", "speed"), help="leave out the other")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
@@ -91,9 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
     flags = parse(arguments)
     if flags.device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
-        return 1
+        return 2
     device = torch.device(flags.device, 0) if flags.device == "cuda" else torch.device("cpu")
     report = partial(print, file=sys.stderr, flush=True)
+    if flags.all:
+        return run_all(flags, device, report)
     tables: list[Table] = []
     failed = False
     try:
@@ -111,13 +124,51 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for table in tables:
         print(f"\n{table}")
-    if flags.json is not None:
-        try:
-            write_json(tables, flags.json)
-        except OSError as error:
-            print(f"gpu.py: cannot write '{flags.json}': {error.strerror}", file=sys.stderr)
-            return 1
+    if flags.json is not None and not written(tables, flags.json):
+        return 1
     return int(failed)
+
+
+def run_all(flags: argparse.Namespace, device: torch.device, report: Callable[..., None]) -> int:
+    """Run everything; print each table and write all of them as soon as one is there."""
+    path: Path = flags.json or Path("gpu.json")
+    tables: list[Table] = []
+    if not written(tables, path):
+        return 1
+
+    def take(table: Table) -> None:
+        tables.append(table)
+        print(f"\n{table}", flush=True)
+        written(tables, path)
+
+    def checks() -> Table:
+        found = run_checks(device, compiler=flags.compiler, report=report)
+        if problems := [f"{check.name}: {check.problem}" for check in found if check.problem]:
+            take(check_table(found, device))
+            raise CheckFailed("; ".join(problems))
+        return check_table(found, device)
+
+    parts = parts_of(
+        device,
+        device_nets(small=flags.small),
+        SMALL_NETS if flags.small else CAFFE_NETS,
+        SpeedEffort(rounds=min(flags.rounds, 3), iterations=min(flags.iterations, 10)),
+        checks=checks,
+        report=report,
+    )
+    good = run_everything(device, parts, limit_s=60 * flags.minutes, report=report, on_table=take)
+    print(f"\nAll of it is in {path}.", file=sys.stderr)
+    return int(not good)
+
+
+def written(tables: list[Table], path: Path) -> bool:
+    """Write the results; return False, and say so, where that is not possible."""
+    try:
+        write_json(tables, path)
+    except OSError as error:
+        print(f"gpu.py: cannot write '{path}': {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from benchmarks.gpu_runs.jobs import TOKEN, Body, How, lone_worker, shard_thread
 from poseidon.errors import PoseidonError
 from poseidon.exchange.device import DONE, device_of
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
@@ -239,7 +240,7 @@ def check_compiled(device: torch.device, compiler: str) -> None:
     (alone,) = train(1, ExchangeKind.SERVER, lambda: build(device), RULE, body)
     module = build(device)
     with shard_threads(1, 1) as (address,):
-        context = lone_worker(ExchangeKind.SERVER, address, TOKEN, device)
+        context = lone_worker(ExchangeOptions(kind=ExchangeKind.SERVER), address, TOKEN, device)
         compiled: nn.Module = torch.compile(module, backend=compiler)
         with join(compiled, RULE, DistributeOptions(), context) as group:
             body(compiled, group)

@@ -102,7 +102,7 @@ def shard_process() -> Iterator[tuple[str, bytes]]:
 
 
 def lone_worker(
-    kind: ExchangeKind, address: str, token: bytes, device: torch.device
+    options: ExchangeOptions, address: str, token: bytes, device: torch.device
 ) -> WorkerContext:
     """Return the context of a job's only worker, which uses one shard."""
     return WorkerContext(
@@ -111,7 +111,7 @@ def lone_worker(
             network=Network(token=token, timeout_s=TIMEOUT_S),
             shards=1,
             homes=(0,),
-            options=ExchangeOptions(kind=kind, check_replicas=0),
+            options=replace(options, check_replicas=0),
         ),
         connect=lambda own: [address],
     )

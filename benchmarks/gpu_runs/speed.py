@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,9 @@ from benchmarks.gpu_runs.checks import autocast
 from benchmarks.gpu_runs.jobs import lone_worker, shard_process
 from benchmarks.gpu_runs.nets import DeviceNet
 from benchmarks.testbed.tables import Table
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD
@@ -26,14 +28,15 @@ from poseidon.torch.update_rules import SGD
 RATE, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
 WARM = 3
 PLAIN = "torch"
-HEAD = ("net", "unit", "system", "per second", "spread", "of torch")
+HEAD = ("net", "unit", "system", "per second", "spread", "of torch", "memory, MB")
 READING = (
     "'per second' is the median over the rounds, 'spread' how far the rounds lie apart. 'of "
     "torch' is the median of each "
     "round's ratio to plain torch in the same round; the goal is 0.95. With one worker every "
     "tensor goes to the shard, a "
     "process of the same host: its gradient is copied to pinned memory, the shard applies SGD, "
-    "and the value is copied back."
+    "and the value is copied back. The memory is the most that torch has allocated on the GPU for "
+    "one iteration, beside the values of all systems."
 )
 Contestants = dict[str, "Contestant"]
 
@@ -53,6 +56,19 @@ class SpeedEffort:
     mixed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class System:
+    """A way to train on one GPU.
+
+    Attributes:
+        options: of the exchange through one shard; None: without a shard, as one worker does by
+            default.
+    """
+
+    name: str
+    options: ExchangeOptions | None
+
+
 @dataclass(slots=True, kw_only=True)
 class Contestant:
     """One system that trains a net.
@@ -61,17 +77,20 @@ class Contestant:
         iterate: queues one iteration.
         finish: returns when all queued iterations have ended.
         per_s: units a second, by round.
+        memory_bytes: the most memory that torch has allocated in a round; 0: not measured.
     """
 
     iterate: Callable[[], None]
     finish: Callable[[], None]
     per_s: list[float] = field(default_factory=list)
+    memory_bytes: int = 0
 
 
-def exchanges() -> tuple[ExchangeKind, ...]:
-    """Return the exchanges that are measured: `ps`, `hybrid`, and `auto` where there is one."""
+def exchanges() -> tuple[System, ...]:
+    """Return the systems that are measured: `ps`, `hybrid`, and `auto` where there is one."""
     wanted = ("ps", "hybrid", "auto")
-    return tuple(kind for kind in ExchangeKind if kind.value in wanted)
+    kinds = [kind for kind in ExchangeKind if kind.value in wanted]
+    return tuple(System(kind.value, ExchangeOptions(kind=kind)) for kind in kinds)
 
 
 def measure_speed(
@@ -79,8 +98,12 @@ def measure_speed(
     device: torch.device,
     effort: SpeedEffort,
     report: Callable[[str], None],
+    systems: Sequence[System] = (),
 ) -> Table:
     """Measure nets one after the other, the systems of a net by turns.
+
+    Args:
+        systems: beside plain torch; none: `exchanges`.
 
     Raises:
         JobError: a shard does not start.
@@ -89,12 +112,13 @@ def measure_speed(
     facts: list[dict[str, Any]] = []
     for net in nets:
         report(f"{net.name}, batch {net.batch}")
-        for name, contestant, ratios in _measure_net(net, device, effort):
+        for name, contestant, ratios in _measure_net(net, device, effort, systems or exchanges()):
             median = statistics.median(contestant.per_s)
             spread = (max(contestant.per_s) - min(contestant.per_s)) / median
             ratio = statistics.median(ratios)
+            memory = f"{contestant.memory_bytes / 1e6:.0f}" if contestant.memory_bytes else "-"
             rows.append(
-                (net.name, net.unit, name, f"{median:.1f}", f"{spread:.0%}", f"{ratio:.2f}")
+                (net.name, net.unit, name, f"{median:.1f}", f"{spread:.0%}", f"{ratio:.2f}", memory)
             )
             facts.append(
                 {
@@ -105,6 +129,7 @@ def measure_speed(
                     "per_s": contestant.per_s,
                     "median_per_s": median,
                     "of_torch": ratio,
+                    "memory_bytes": contestant.memory_bytes,
                 }
             )
             report(f"  {name}: {median:.1f} {net.unit}/s, {ratio:.2f} of torch")
@@ -117,15 +142,28 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
 
 
-def _measure_net(
-    net: DeviceNet, device: torch.device, effort: SpeedEffort
-) -> list[tuple[str, Contestant, list[float]]]:
+@contextmanager
+def contestants(
+    net: DeviceNet, device: torch.device, effort: SpeedEffort, systems: Sequence[System]
+) -> Iterator[Contestants]:
+    """Yield plain torch and these systems, each with a copy of the net."""
     with ExitStack() as stack:
         found = {PLAIN: _plain(net, device, effort)}
-        for kind in exchanges():
-            found[kind.value] = _ours(net, device, effort, kind, stack)
+        for system in systems:
+            found[system.name] = _ours(net, device, effort, system.options, stack)
+        yield found
+
+
+def _measure_net(
+    net: DeviceNet, device: torch.device, effort: SpeedEffort, systems: Sequence[System]
+) -> list[tuple[str, Contestant, list[float]]]:
+    with contestants(net, device, effort, systems) as found:
         for contestant in found.values():
             _round_s(contestant, WARM)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+                _round_s(contestant, 1)
+                contestant.memory_bytes = torch.cuda.max_memory_allocated(device)
         for _ in range(effort.rounds):
             for contestant in found.values():
                 seconds = _round_s(contestant, effort.iterations)
@@ -176,11 +214,17 @@ def _plain(net: DeviceNet, device: torch.device, effort: SpeedEffort) -> Contest
 
 
 def _ours(
-    net: DeviceNet, device: torch.device, effort: SpeedEffort, kind: ExchangeKind, stack: ExitStack
+    net: DeviceNet,
+    device: torch.device,
+    effort: SpeedEffort,
+    options: ExchangeOptions | None,
+    stack: ExitStack,
 ) -> Contestant:
     module = _module(net, device)
     x, target = (tensor.to(device) for tensor in net.example(net.batch))
-    context = lone_worker(kind, *stack.enter_context(shard_process()), device)
+    context = WorkerContext(device=device)
+    if options is not None:
+        context = lone_worker(options, *stack.enter_context(shard_process()), device)
     rule = SGD(lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
     group = stack.enter_context(join(module, rule, DistributeOptions(example=(x, target)), context))
 

@@ -13,7 +13,18 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu_runs import checks
 from benchmarks.gpu_runs.checks import CheckFailed, require_equal, run_checks
+from benchmarks.gpu_runs.everything import (
+    SMALL_NETS,
+    SYSTEMS,
+    determinism,
+    parts_of,
+    precisions,
+    run_everything,
+    synchronizations,
+)
 from benchmarks.gpu_runs.nets import Gpt, GptShape, device_nets
+from benchmarks.gpu_runs.speed import SpeedEffort
+from benchmarks.testbed.tables import Table
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -23,10 +34,13 @@ def test_without_a_gpu_one_sentence_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 1
+    assert gpu.main([]) == gpu.main(["--all"]) == 2
     assert capsys.readouterr().err == (
-        "gpu.py: torch finds no CUDA GPU on this machine; run this where there is one, or with "
-        "--device=cpu --small\n"
+        2
+        * (
+            "gpu.py: torch finds no CUDA GPU on this machine; run this where there is one, or with "
+            "--device=cpu --small\n"
+        )
     )
 
 
@@ -124,3 +138,72 @@ def test_six_packages_are_enough() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "tqdm\n"
+
+
+def test_a_part_that_fails_or_comes_too_late_is_a_row() -> None:
+    seconds = iter([0.0, 1.0, 5.0, 6.0, 8.0, 11.0])
+    tables: list[Table] = []
+
+    def fail() -> Table:
+        raise torch.OutOfMemoryError("CUDA out of memory\nmore")
+
+    one = Table(title="one", head=("a",), rows=(), reading="")
+    good = run_everything(
+        CPU,
+        {"one": lambda: one, "two": fail, "three": fail},
+        limit_s=10.0,
+        report=lambda line: None,
+        on_table=tables.append,
+        now_s=lambda: next(seconds),
+    )
+    assert not good
+    assert tables[0] is one
+    assert tables[1].rows == (
+        ("one", "4", "good"),
+        ("two", "2", "CUDA out of memory"),
+        ("three", "", "left out: 10 s were over"),
+    )
+
+
+ONCE = SpeedEffort(rounds=1, iterations=1)
+
+
+def test_caffe_nets_are_measured_in_each_precision() -> None:
+    found = precisions(SMALL_NETS[0], CPU, ONCE)
+    assert [fact["precision"] for fact in found.facts] == [
+        "float32",
+        "bfloat16",
+        "bfloat16, channels last",
+        "float16",
+        "float16, channels last",
+    ]
+    assert all(fact["per_s"] > 0 for fact in found.facts)
+
+
+def test_two_runs_are_compared() -> None:
+    assert [fact["equal"] for fact in determinism(CPU).facts] == [True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_waits_are_counted_beside_a_shard() -> None:
+    found = synchronizations(device_nets(small=True)[0], CPU)
+    assert [fact["system"] for fact in found.facts] == [SYSTEMS[0].name, "ps"]
+    assert [fact["waits"] for fact in found.facts] == [0, 0]
+
+
+def test_everything_has_a_part_for_each_net() -> None:
+    nothing = Table(title="", head=("a",), rows=(), reading="")
+    parts = parts_of(
+        CPU,
+        device_nets(small=True),
+        SMALL_NETS,
+        ONCE,
+        checks=lambda: nothing,
+        report=lambda line: None,
+    )
+    assert list(parts)[:3] == ["checks", "determinism", "waits for the device"]
+    assert list(parts)[-1] == "precision, LeNet"
+    assert len(parts) == 7
