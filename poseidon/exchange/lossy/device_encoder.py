@@ -1,5 +1,5 @@
 """Pushes that are rounded or encoded on the device of the gradients, before they are copied to the
-host: an eighth to a half of the bytes of float32.
+host: at most half of the bytes of float32.
 
 Laws:
 

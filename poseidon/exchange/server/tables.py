@@ -33,7 +33,7 @@ from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import CarrierState, Step
 from poseidon.exchange.device import HOST, Event, device_of
-from poseidon.exchange.lossy.device_encoder import device_encoders
+from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoders
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.server.table import ServerTable, Streams
@@ -86,18 +86,16 @@ class ServerTables(CarrierState):
         self._last_push = [0] * len(held)
         self._broken: Exception | None = None
         self._streams = streams
-        chunks = place(store).chunks[own.start : own.stop]
+        encoders: list[list[DeviceEncoder]] = [[] for _ in held]
+        if not self._device.is_host:
+            chunks = place(store).chunks[own.start : own.stop]
+            encoders = [
+                device_encoders(store, spec, row, client.host, trained.tensor.device)
+                for trained, spec, row in zip(held, self._specs, chunks, strict=True)
+            ]
         self._tables = [
-            ServerTable(
-                trained,
-                spec,
-                self._device,
-                streams,
-                ()
-                if self._device.is_host
-                else device_encoders(store, spec, row, client.host, trained.tensor.device),
-            )
-            for trained, spec, row in zip(held, self._specs, chunks, strict=True)
+            ServerTable(trained, spec, self._device, streams, of_table)
+            for trained, spec, of_table in zip(held, self._specs, encoders, strict=True)
         ]
         self._held_back: Mapping[str, Array] = {}
         self.private = any(table.staleness > 0 for table in self._tables)

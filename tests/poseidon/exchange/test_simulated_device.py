@@ -4,7 +4,7 @@ between, whatever the order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.device import DONE, HOST, Event
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight
@@ -431,6 +432,37 @@ def test_encoded_pushes_are_smaller_copies_and_wait_for_nothing() -> None:
         "int8": (1, size + 4 * size // 256),
         "float16": (1, 2 * size),
     }
+
+
+def test_what_a_device_holds_back_is_a_part_of_the_state() -> None:
+    def opened(make: Make, held_back: Mapping[str, Array]) -> tuple[Exchange, Tensor]:
+        weight = torch.zeros(30, 40, device=device.torch)
+        exchange = make(0, [Trained(name="w", tensor=weight)], ExchangeSettings())
+        exchange.state.hold_back(held_back)
+        exchange.open(None)
+        return exchange, weight
+
+    def job() -> AbstractContextManager[Make]:
+        return machines(ExchangeKind.SERVER, (1,), shards=1, compress="*=int8")
+
+    with simulated_devices(1, LATEST) as (device,):
+        with job() as make:
+            exchange, weight = opened(make, {})
+            for iteration in range(2):
+                exchange.start(iteration, 0.1)
+                exchange.wait(0)
+                exchange.begin(0, torch.linspace(-1, 2, 1200).view(30, 40).to(device.torch))
+                exchange.finish()
+            exchange.settle()
+            lost = exchange.state.held_back()
+            exchange.close()
+        assert np.abs(lost["w, pushes of 0"]).max() > 0
+        with job() as make:
+            exchange, weight = opened(make, lost)
+            part = exchange.state.parts()["w, pushes of 0"]
+            assert part.device == weight.device
+            np.testing.assert_array_equal(part.cpu().numpy(), lost["w, pushes of 0"])
+            exchange.close()
 
 
 def test_a_changed_gradient_is_refused_without_a_wait() -> None:
