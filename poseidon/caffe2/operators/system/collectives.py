@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.cuda import comm
+from torch.cuda import comm, nccl
 
 from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
@@ -291,11 +291,15 @@ def receive_tensor(
     )
 
 
+def _has_a_gpu_each(tensors: Sequence[Tensor]) -> bool:
+    devices = [tensor.get_device() for tensor in tensors]
+    return min(devices) >= 0 and len(set(devices)) == len(devices) > 1
+
+
 def _sum_of_devices(tensors: Sequence[Tensor], target: int = 0) -> Tensor:
     """Return the sum of tensors on the device of one of them."""
-    devices = [tensor.get_device() for tensor in tensors]
-    if devices[0] >= 0 and len(set(devices)) == len(devices) > 1:
-        total: Tensor = comm.reduce_add(list(tensors), devices[target])  # by NCCL
+    if _has_a_gpu_each(tensors):
+        total: Tensor = comm.reduce_add(list(tensors), tensors[target].get_device())  # by NCCL
         return total
     total = tensors[0].to(tensors[target].device, copy=True)
     for other in tensors[1:]:
@@ -305,7 +309,12 @@ def _sum_of_devices(tensors: Sequence[Tensor], target: int = 0) -> Tensor:
 
 @operator("NCCLAllreduce", inputs=(1, ANY), outputs=(1, ANY), expected="*S, ...")
 def nccl_all_reduce(*tensors: Tensor) -> list[Tensor]:
-    """Return the sum of all inputs on the device of each."""
+    """Return the sum of all inputs on the device of each: on a GPU each by one call of NCCL."""
+    if _has_a_gpu_each(tensors):
+        like = torch.contiguous_format
+        sums = [torch.empty_like(tensor, memory_format=like) for tensor in tensors]
+        nccl.all_reduce([tensor.contiguous() for tensor in tensors], sums)
+        return sums
     total = _sum_of_devices(tensors)
     return [total, *(total.to(other.device, copy=True) for other in tensors[1:])]
 
