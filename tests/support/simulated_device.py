@@ -145,6 +145,8 @@ class SimulatedDevice(Device):
             "owner-",
             "add-",
             "poseidon-read-",
+            "poseidon-collectives",
+            "poseidon-receive",
         )
         self._draw = random.Random(seed)
         self._early = self._draw.choice(EARLY)

@@ -1,7 +1,12 @@
 """The process group "poseidon" of torch.distributed.
 
-Law: the collectives of a group run in one thread, in the order of their calls, so that a call with
-`async_op=True` returns at once. Tensors of a GPU travel through the host's memory.
+Laws:
+
+* The collectives of a group run in one thread, in the order of their calls, so that a call with
+  `async_op=True` returns at once.
+* Tensors of a GPU travel through the host's memory. A call begins to copy them on the current
+  stream; its thread waits for the copies, and copies results back on a stream of its own. Until
+  `wait` returns, the script leaves the tensors alone.
 """
 
 from __future__ import annotations
@@ -19,8 +24,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 from torch.distributed.distributed_c10d import init_process_group
+from torch.utils._pytree import tree_leaves
 
 from poseidon.errors import UsageError, counted
+from poseidon.exchange.device import DONE, Event, device_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.process_group.collectives import Collectives, ReduceRule, described
 from poseidon.torch.process_group.mesh import Mesh
@@ -361,17 +368,20 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._submit(lambda: self._collectives.barrier(limit_s), [], "monitored_barrier").wait()
 
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
-        self._collectives.send(_flat(tensors[0]), receiver, tag)
+        own = _flat(tensors[0])
+        _event_of(tensors).synchronize()
+        self._collectives.send(own, receiver, tag)
         work = PoseidonWork(lambda: None, tensors, self._script, self.mesh.fail)
         work.run()
         return work
 
     def recv(self, tensors: list[Tensor], sender: int | None, tag: int) -> PoseidonWork:
         flat = torch.empty(tensors[0].numel(), dtype=tensors[0].dtype, device="cpu")
-        receive = self._collectives.receiving(flat, sender, tag)
+        receive, ready = self._collectives.receiving(flat, sender, tag), _event_of(tensors)
 
         def run() -> int:
             found = receive()
+            ready.synchronize()
             _fill(tensors, [flat])
             return found
 
@@ -424,7 +434,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         def run() -> None:
             for tensor, flat in zip(tensors, flats, strict=True):
                 collective(flat)
-                if flat.data_ptr() != tensor.data_ptr():
+                if not device_of(tensor.device).is_host or flat.data_ptr() != tensor.data_ptr():
                     _fill([tensor], [flat])
 
         flats = [_flat(tensor) for tensor in tensors]
@@ -432,9 +442,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _submit(self, run: Callable[[], None], result: Any, name: str) -> PoseidonWork:
         self._script.begin()
-        place = self.mesh.place()
+        place, ready = self.mesh.place(), _event_of(result)
 
         def run_here() -> None:
+            ready.synchronize()
             self._collectives.place = place
             run()
 
@@ -474,16 +485,35 @@ def _is_main_thread() -> bool:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return the tensor's elements in the host's memory: a view where they are there, in order."""
-    return tensor.detach().cpu().contiguous().reshape(-1)
+    """Return the tensor's elements in the host's memory: a view where they are there, in order. Of a
+    GPU they are there after `_event_of`.
+    """
+    device, own = device_of(tensor.device), tensor.detach().contiguous().reshape(-1)
+    if device.is_host:
+        return own
+    device.keep(tensor)
+    return device.host_memory(own.numel(), dtype=own.dtype).copy_(own, non_blocking=True)
+
+
+def _event_of(tensors: Any) -> Event:
+    """Return the event after the work so far on the current stream of the tensors' device.
+
+    Args:
+        tensors: in lists of any depth.
+    """
+    first = next((one for one in tree_leaves(tensors) if isinstance(one, Tensor)), None)
+    return DONE if first is None else device_of(first.device).event()
 
 
 def _fill(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
-    with torch.no_grad():
+    """Copy results to tensors that nothing uses meanwhile; return once they are there."""
+    if not tensors:
+        return
+    device = device_of(tensors[0].device)
+    with torch.no_grad(), device.on(device.stream()):
         for tensor, flat in zip(tensors, flats, strict=True):
-            tensor.detach().copy_(flat.view(tensor.shape))
-        if tensors and tensors[0].is_cuda:
-            torch.cuda.current_stream(tensors[0].device).synchronize()
+            tensor.copy_(flat.view(tensor.shape), non_blocking=True)
+        device.event().synchronize()
 
 
 def _reduction(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:

@@ -20,6 +20,7 @@ from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
 from ps_server import StalenessTimeout
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
+from tests.support.simulated_device import simulated_devices
 
 SIZE = 3
 
@@ -319,4 +320,37 @@ def test_sparse_tensors_are_reduced_as_rows(operation: object, counts: tuple[int
             assert torch.equal(tensor.to_dense(), expected)
 
     with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_calls_with_tensors_of_a_gpu_return_before_the_gpu_is_done(seed: int) -> None:
+    """Threads wait for it, and no result meets work that is still under way."""
+
+    def run(mesh: Mesh) -> None:
+        device = devices[mesh.rank]
+        with group_of(mesh) as group:
+            own = torch.full((4, 3), float(mesh.rank + 1), device=device.torch)
+            outputs = [torch.zeros(3, 4, device=device.torch).T for _ in range(SIZE)]
+            single, received = (
+                torch.ones(5, device=device.torch),
+                torch.ones(5, device=device.torch),
+            )
+            own.mul_(2.0)
+            received.mul_(7.0)
+            device.waits.clear()
+            works = [
+                group.allgather([outputs], [own]),
+                group.allreduce([own]),
+                group.recv([received], (mesh.rank - 1) % SIZE, 0),
+            ]
+            assert not device.waits
+            sent = group.send([single * mesh.rank], (mesh.rank + 1) % SIZE, 0)
+            for work in (*works, sent):
+                work.wait()
+            assert own.cpu().tolist() == [[12.0] * 3] * 4
+            assert [float(output.cpu()[3, 2]) for output in outputs] == [2.0, 4.0, 6.0]
+            assert received.cpu().tolist() == [float((mesh.rank - 1) % SIZE)] * 5
+
+    with simulated_devices(SIZE, seed) as devices, meshes(SIZE) as made:
         on_all(made, run)
