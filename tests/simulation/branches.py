@@ -43,7 +43,7 @@ MODULES = (
     "poseidon.exchange.factors.factor_rounds",
     "poseidon.exchange.factors.weight_progress",
     "poseidon.exchange.factors.carrier",
-    "poseidon.exchange.allreduce.peers",
+    "poseidon.exchange.peers",
     "poseidon.exchange.allreduce.sum_rounds",
     "poseidon.exchange.allreduce.sums",
     "ps_server.transport.sealed_ends",
@@ -74,7 +74,6 @@ MODULES = (
     "poseidon.engine.kept_state",
     "poseidon.engine.memory",
     "poseidon.caffe.solver.worker",
-    "poseidon.launcher.host_changes",
     "poseidon.launcher.host_changes",
     "poseidon.launcher.survivors",
 )
