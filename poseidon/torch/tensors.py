@@ -25,11 +25,12 @@ from torch.overrides import TorchFunctionMode
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
-from poseidon.torch.masters import TYPES
+from poseidon.exchange.local_parts import local_of
+from poseidon.torch.masters import TYPES, as_float32
 from poseidon.torch.shards import Shards
 from poseidon.torch.tables.plan import PlannedTable, users_of_parameters
-from poseidon.torch.update_rules import Outer
-from ps_server import RuleKind
+from poseidon.torch.update_rules import Outer, ShardRules
+from ps_server import Rule, RuleKind
 
 
 class RunsOn(Enum):
@@ -127,6 +128,55 @@ class ModuleTensors:
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters of `exchanged`."""
         return {name: t for name, t in self.exchanged.items() if isinstance(t, nn.Parameter)}
+
+    def plan(
+        self,
+        options: DistributeOptions,
+        rules: ShardRules | None,
+        held: Callable[[str], Tensor],
+        *,
+        sends_gradients: bool = True,
+    ) -> GroupPlan:
+        """Return what a group exchanges of these tensors, and by which rules.
+
+        Args:
+            rules: of the shards; None: parameters get the means of their gradients.
+            held: returns what the exchange holds of a parameter, or of this worker's part of it.
+            sends_gradients: see `GroupPlan`.
+        """
+        of_parameters = self.trained
+
+        def trained(name: str, part: Tensor) -> Trained:
+            whole = of_parameters[name]
+            rule, rate_index = Rule(kind=RuleKind.MEAN), 0
+            if rules is not None:
+                rule = rules.server_rule(name, whole.shape)
+                rate_index = rules.rate_index(name, whole.shape)
+            rows = self.rows.get(whole, 0) if rule.matrix is None else 0
+            return Trained(
+                name=name,
+                tensor=part,
+                rule=rule,
+                rate_index=rate_index,
+                factor_rows=rows * options.passes,
+                looked_up=whole in self.looked_up and part.dtype is torch.float32,
+            )
+
+        here = {n: t for n, t in self.exchanged.items() if local_of(t).numel()}
+        return GroupPlan(
+            tensors=[
+                trained(name, held(name))
+                if name in of_parameters
+                else Trained(name=name, tensor=as_float32(tensor), statistics=True)
+                for name, tensor in here.items()
+            ],
+            sources=list(here.values()),
+            rest=self.rest,
+            options=options,
+            sends_gradients=sends_gradients,
+            tables=self.tables,
+            shards=() if self.shards is None else self.shards.planes([*of_parameters], trained),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,14 +25,13 @@ from poseidon.engine.session import Applies, LoopEvent
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
 from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.own_states import OwnOptimizerStates
-from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
-from poseidon.torch.updates.optimizer import exchanged_parameters, load_optimizer
-from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate, mean_of
+from poseidon.torch.tensors import DistributeOptions, ModuleTensors
+from poseidon.torch.updates.optimizer import load_optimizer
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares
 
 
@@ -62,36 +62,17 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         context: WorkerContext,
     ) -> None:
         super().__init__(optimizer, context)
-        wanted = exchanged_parameters(optimizer, tensors)
-        exchanged = {
-            n: t
-            for n, t in tensors.exchanged.items()
-            if t in wanted or not isinstance(t, nn.Parameter)
-        }
+        own = replace(self._own_tensors(tensors), rows={}, looked_up=frozenset())
+        exchanged = own.exchanged
         coarse = next((n for n, t in exchanged.items() if t.dtype is not torch.float32), None)
         if coarse is not None:
             raise UsageError(
                 f"'{coarse}' is {exchanged[coarse].dtype}, and local steps of a torch optimizer "
                 "exchange parameters of torch.float32; expected these, or a rule"
             )
-        self._parameters = {p: p for p in exchanged.values() if isinstance(p, nn.Parameter)}
-        shards = tensors.shards
-        held = {n: t for n, t in exchanged.items() if shards is None or local_of(t).numel()}
-        self.plan = GroupPlan(
-            tensors=[
-                mean_of(name, local_of(tensor))
-                if tensor in wanted
-                else Trained(name=name, tensor=tensor, statistics=True)
-                for name, tensor in held.items()
-            ],
-            sources=list(held.values()),
-            shards=() if shards is None else shards.planes([*exchanged], mean_of),
-            rest={
-                **tensors.rest,
-                **{n: t for n, t in tensors.exchanged.items() if n not in exchanged},
-            },
-            options=options,
-            sends_gradients=False,
+        self._parameters = {p: p for p in own.trained.values()}
+        self.plan = own.plan(
+            options, None, lambda name: local_of(exchanged[name]), sends_gradients=False
         )
 
     @property

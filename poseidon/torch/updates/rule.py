@@ -13,13 +13,12 @@ from poseidon.engine.session import Applies, LoopEvent, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
 from poseidon.exchange.local_parts import local_of
 from poseidon.torch.group_loop import GroupLoop, Update
-from poseidon.torch.masters import as_float32, under_a_rule
+from poseidon.torch.masters import under_a_rule
 from poseidon.torch.sent_gradients import SentGradients
 from poseidon.torch.shards import leaf_of_parts
-from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
+from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.update_rules import ShardRules
 from ps_server.rules import history_count
 
@@ -61,32 +60,10 @@ class RuleUpdate(Update):
         self._set_rate: float | None = None
         self._sent = SentGradients(context, SCALED)
 
-        def of_part(name: str, part: Tensor) -> Trained:
-            whole = trained[name]
-            return _trained(
-                name,
-                part,
-                tuple(whole.shape),
-                rules,
-                tensors.rows.get(whole, 0) * options.passes,
-                looked_up=whole in tensors.looked_up,
-            )
-
         # of its data: a value from the shards does not count as a change by the script (`check_begin`)
         parts = {name: local_of(parameter).data for name, parameter in trained.items()}
-        held = {n: t for n, t in tensors.exchanged.items() if shards is None or parts[n].numel()}
-        self.plan = GroupPlan(
-            tensors=[
-                of_part(name, under_a_rule(parts[name], context.member))
-                if name in parts
-                else Trained(name=name, tensor=as_float32(tensor), statistics=True)
-                for name, tensor in held.items()
-            ],
-            sources=list(held.values()),
-            rest=tensors.rest,
-            options=options,
-            tables=tensors.tables,
-            shards=() if shards is None else shards.planes([*trained], of_part),
+        self.plan = tensors.plan(
+            options, rules, lambda name: under_a_rule(parts[name], context.member)
         )
         _check_apart(parts)
         self._trained = trained
@@ -260,31 +237,6 @@ class RuleUpdate(Update):
     def reopen(self, iterations: int) -> None:
         self.loop.exchange.open(self._histories.loaded(), iterations)
         self._note_values()
-
-
-def _trained(
-    name: str,
-    held: Tensor,
-    shape: tuple[int, ...],
-    rules: ShardRules,
-    factor_rows: int,
-    *,
-    looked_up: bool,
-) -> Trained:
-    """Return a parameter, or this worker's part of it, as the exchange has it.
-
-    Args:
-        shape: of the whole parameter.
-    """
-    rule = rules.server_rule(name, shape)
-    return Trained(
-        name=name,
-        tensor=held,
-        rule=rule,
-        rate_index=rules.rate_index(name, shape),
-        factor_rows=factor_rows if rule.matrix is None else 0,
-        looked_up=looked_up and held.dtype is torch.float32,
-    )
 
 
 def _check_apart(parts: Mapping[str, Tensor]) -> None:

@@ -24,13 +24,11 @@ from poseidon.engine.session import Applies, LoopEvent, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
 from poseidon.exchange.local_parts import like_shard, local_of
 from poseidon.torch.group_loop import GroupLoop, Update
-from poseidon.torch.masters import as_float32
 from poseidon.torch.sent_gradients import SentGradients
 from poseidon.torch.shards import of_optimizer, whole
-from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
+from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.updates.optimizer import (
     check_closure,
     check_no_closure,
@@ -39,7 +37,6 @@ from poseidon.torch.updates.optimizer import (
     loading,
     refuse_lr,
 )
-from ps_server import Rule, RuleKind
 
 UNSCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
@@ -67,8 +64,14 @@ class WorkerOptimizerUpdate(Update):
         self._rates_at_first: list[Any] = []
         """The rates of the parameter groups at the end of an iteration's first turn."""
         self._handles: list[RemovableHandle] = []
-        self._empty: set[Tensor] = set()
-        """Parameters of which this worker has no row."""
+        self._own_parameters: set[Tensor] = set()
+        """The parameters that it trains, also those of which this worker has no row."""
+
+    def _own_tensors(self, tensors: ModuleTensors) -> ModuleTensors:
+        """Return the tensors of which only the optimizer's parameters are trained."""
+        own = tensors.trained_by(exchanged_parameters(self.optimizer, tensors))
+        self._own_parameters = {*own.trained.values()}
+        return own
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
@@ -134,7 +137,7 @@ class WorkerOptimizerUpdate(Update):
 
     def _check_trained(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train parameters that are not exchanged: they would differ between workers."""
-        known = {*self._trained, *self._empty, *self.plan.rest_of_tables}
+        known = self._own_parameters | self.plan.rest_of_tables
         own = (p for group in optimizer.param_groups for p in group["params"] if p not in known)
         moved = (p for p, version in self._versions.items() if p._version != version)
         for parameter in (*own, *moved):
@@ -175,44 +178,15 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         self._has_left = False
         """Whether the optimizer's step under way has only ended a turn."""
         self._sent = SentGradients(context, UNSCALED)
-        self.plan = self._make_plan(tensors, options)
+        tensors = self._own_tensors(tensors)
+        trained = tensors.trained
 
-    def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
-        wanted = exchanged_parameters(self.optimizer, tensors)
-        exchanged, sources, names = [], [], []
-        rest = dict(tensors.rest)
-        for name, tensor in tensors.exchanged.items():
-            if not isinstance(tensor, nn.Parameter):
-                exchanged.append(Trained(name=name, tensor=as_float32(tensor), statistics=True))
-                sources.append(tensor)
-            elif tensor in wanted:
-                names.append(name)
-                if not local_of(tensor).numel():
-                    self._empty.add(tensor)
-                    continue
-                mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
-                rule = Rule(kind=RuleKind.MEAN)
-                factor_rows = tensors.rows.get(tensor, 0) * options.passes
-                exchanged.append(
-                    Trained(
-                        name=name,
-                        tensor=mean,
-                        rule=rule,
-                        factor_rows=factor_rows,
-                        looked_up=tensor in tensors.looked_up,
-                    )
-                )
-                sources.append(tensor)
-            else:
-                rest[name] = tensor
-        return GroupPlan(
-            tensors=exchanged,
-            sources=sources,
-            rest=rest,
-            options=options,
-            tables=tensors.tables,
-            shards=() if tensors.shards is None else tensors.shards.planes(names, mean_of),
-        )
+        def new_mean(name: str) -> Tensor:
+            mean = nn.Parameter(_copy(trained[name]), requires_grad=False)
+            self._means[trained[name]] = mean
+            return mean
+
+        self.plan = tensors.plan(options, None, new_mean)
 
     @property
     def _trained(self) -> Mapping[nn.Parameter, Tensor]:
@@ -347,11 +321,6 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         self.loop.exchange.open(None, iterations)
         self._take_first()
         self._note_rest()
-
-
-def mean_of(name: str, part: Tensor) -> Trained:
-    """Return a part of a parameter as the exchange has it."""
-    return Trained(name=name, tensor=part, rule=Rule(kind=RuleKind.MEAN))
 
 
 def _copy(tensor: Tensor) -> Tensor:
