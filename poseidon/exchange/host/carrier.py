@@ -115,6 +115,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             state=server,
         )
         self.state = HostState(tensors, pieces, inner.state, own, group, private=private)
+        self._step: Step
         self._round = 0  # publications of the values so far
         self._published = [0] * len(pieces)  # of the pieces of others
         self._requests = [0] * len(pieces)
@@ -143,7 +144,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._begun.clear()
         self._released.clear()
         self._on_start(step.iteration)
-        self._owner.iterate(step)
+        self._step = step
+        if self._place:
+            self._owner.iterate(step)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         self._contribute(index, gradient.detach().reshape(-1))
@@ -277,6 +280,8 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
                 value = trained.tensor.detach().view(-1)
                 self._contribute(index, value if trained.statistics else None)
         self._tell()
+        if not self._place:  # nothing shows this owner that the workers have finished
+            self._owner.iterate(self._step)
         self._round += 1
 
     def settle(self, clock: int) -> None:

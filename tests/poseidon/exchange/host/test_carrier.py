@@ -79,3 +79,37 @@ def test_a_worker_whose_neighbour_has_left_does_not_leave_by_itself() -> None:
         first, _, other, neighbour = on_threads(4, run)
     assert first == "worker 1, on this machine, has left before the end"
     assert "worker 0 has left" not in other + neighbour
+
+
+def test_an_owner_of_nothing_finishes_no_iteration_that_its_worker_has_only_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = Counter[str]()
+    send = HostGroup.send
+
+    def noted(group: HostGroup, to: Any, kind: str, *numbers: int, **payload: Any) -> None:
+        sent[kind] += 1
+        send(group, to, kind, *numbers, **payload)
+
+    monkeypatch.setattr(HostGroup, "send", noted)
+
+    def run(rank: int) -> torch.Tensor:
+        own = [Trained(name="w", tensor=torch.zeros(3))]
+        exchange = make(rank, own, ExchangeSettings(clip=1.0))
+        try:
+            exchange.open(None)
+            exchange.start(0, 1.0)
+            exchange.wait(0)
+            exchange.begin(0, torch.tensor([3.0, 0.0, 4.0]))
+            exchange.finish()
+            exchange.start(1, 1.0)  # as the forward pass of an evaluation does
+            exchange.wait(0)
+        finally:
+            exchange.close()
+        return own[0].tensor
+
+    with machines(ExchangeKind.ALLREDUCE, (2, 2)) as make:
+        found = on_threads(4, run)
+    for value in found:
+        torch.testing.assert_close(value, torch.tensor([-0.6, 0.0, -0.8]))
+    assert sent["Squares"] == 4
