@@ -9,6 +9,7 @@ writes goes to the worker's log. Standard error goes to the launcher too; so may
 
 from __future__ import annotations
 
+import builtins
 import gc
 import logging
 import os
@@ -17,8 +18,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import MappingProxyType
+from pkgutil import get_importer
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -428,7 +431,9 @@ def run_script(document: ScriptDocument) -> None:
     try:
         if document.module:
             runpy.run_module(document.script, run_name="__main__", alter_sys=True)
-        else:
+        elif get_importer(document.script) is None:
+            _run_file(document.script)
+        else:  # a folder or an archive
             runpy.run_path(document.script, run_name="__main__")
     except BaseException as error:
         if os.getpid() != worker:
@@ -436,6 +441,19 @@ def run_script(document: ScriptDocument) -> None:
         raise
     if os.getpid() != worker:
         _end_fork(SystemExit())
+
+
+def _run_file(script: str) -> None:
+    """Run a file as the module `__main__`, with the names that it has under `python SCRIPT`.
+
+    `runpy` gives it others, and takes the module away from threads and exit functions of the
+    script, which need it to pickle.
+    """
+    loader, main = SourceFileLoader("__main__", script), ModuleType("__main__")
+    names = {"__builtins__": builtins, "__file__": script, "__cached__": None}
+    vars(main).update(names, __loader__=loader)
+    sys.modules["__main__"] = main
+    exec(loader.source_to_code(loader.get_data(script), script), vars(main))
 
 
 def _end_fork(error: BaseException) -> NoReturn:

@@ -70,6 +70,7 @@ def events_of(
     script.write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     given = {"script": str(script), "arguments": ("a", "--b"), "prints": Prints.STDOUT, **fields}
     document = ScriptDocument(job="j", token="", output=str(folder), **given)
     launcher = RecordingConnection()
@@ -249,6 +250,32 @@ def test_a_script_has_its_own_folder_first_and_not_the_current_one(
     script = str(tmp_path / "link.py")
     search_as_plain_python(ScriptDocument(job="j", token="", output=".", script=script))
     assert sys.path == [str(tmp_path / "real"), "/lib"]
+
+
+NAMES = """\ufeff# -*- coding: utf-8 -*-
+'What it does'
+import json
+count: int = 0
+names = ["__doc__", "__file__", "__name__", "__package__", "__spec__", "__cached__"]
+found = [globals()[name] for name in names]
+found += [str(type(__builtins__)), type(__loader__).__name__, list(__annotations__)]
+with open("found", "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_a_script_has_the_names_that_plain_python_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts ask whether `__package__` is None, and set names of `__builtins__`."""
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(NAMES, encoding="utf-8")
+    subprocess.run([sys.executable, str(tmp_path / "script.py")], check=True, timeout=50)
+    expected = Path("found").read_text()
+    Path("found").unlink()
+    assert run(tmp_path, NAMES, monkeypatch) == (0, {"event": "done"})
+    assert Path("found").read_text() == expected
+    assert sys.modules["__main__"].count == 0  # what its threads and exit functions pickle
 
 
 MODULE = """
