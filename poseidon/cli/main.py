@@ -162,6 +162,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
+        if not place and _current_folder_is_gone():
+            place = "the current folder has been removed: "
         sentence = (
             _problem_of_own_layers(parsed, error)
             or f"{place}{limit_reached(error) or error.strerror or error}"
@@ -177,6 +179,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"{name}: {visible_line(problem)}", file=sys.stderr)
         return 1
     return code
+
+
+def _current_folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import os
 import re
 import signal
 import subprocess
@@ -137,6 +138,18 @@ def test_ends_of_children_are_followed_though_the_parent_ignored_them(
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert handlers == [signal.SIG_DFL]
+
+
+def test_a_current_folder_that_has_been_removed_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(running_jobs, "run_ps", lambda _: os.getcwd())
+    assert main(["ps"]) == 1
+    said = capsys.readouterr().err
+    assert said == "poseidon ps: the current folder has been removed: No such file or directory\n"
 
 
 def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
