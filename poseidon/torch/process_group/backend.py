@@ -231,8 +231,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         def run() -> None:
             for tensor in tensors:
-                rows = self._collectives.all_reduce_rows(tensor.detach().cpu(), reduction)
-                tensor.copy_(rows)  # a view of a sparse tensor has its own elements
+                # what a sparse tensor copies may be changed only where it was made
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    rows = self._collectives.all_reduce_rows(tensor.detach().cpu(), reduction)
+                    tensor.copy_(rows)  # a view of a sparse tensor has its own elements
 
         return self._submit(run, tensors, "all_reduce")
 

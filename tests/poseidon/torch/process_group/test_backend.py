@@ -318,6 +318,12 @@ def test_sparse_tensors_are_reduced_as_rows(operation: object, counts: tuple[int
             tensor = of_worker(mesh.rank)
             assert group.allreduce([tensor], reduction(operation)).get_future().wait()[0] is tensor
             assert torch.equal(tensor.to_dense(), expected)
+            rows = tensor.coalesce()  # as clipping and SparseAdam do
+            assert torch.equal(rows.values(), expected[rows.indices()[0]])
+            with torch.inference_mode():
+                inferred = of_worker(mesh.rank)
+                group.allreduce([inferred], reduction(operation)).wait()
+                assert torch.equal(inferred.to_dense(), expected)
 
     with meshes(SIZE) as made:
         on_all(made, run)
