@@ -5,7 +5,9 @@ callbacks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +22,7 @@ from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshots.runs import Prefixes
 from poseidon.engine.snapshots.writer import WrittenSnapshot
-from poseidon.errors import JobError
+from poseidon.errors import JobError, described
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built, Connect
@@ -49,6 +51,8 @@ class ThisWorker:
 LOGGER = logging.getLogger(__name__)
 DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
 """Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
+LEAVE_S = 30.0
+"""Longest wait for the other workers of a host where an exception has ended a `with` block."""
 OF_NO_LOOP = -1
 """The number of calls of torch.distributed beside those of loops."""
 
@@ -245,6 +249,32 @@ class WorkerContext:
         """
         if self.memory is not None and isinstance(error, ServerError):
             self.member.network.interruption.interrupt(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Let no exchange wait for other workers as it closes: the script has ended with an error."""
+        ended = f"the script ended while other workers waited for it: {described(error)}"
+        self.member.network.interruption.interrupt(
+            error if isinstance(error, ServerError) else ServerError(ended)
+        )
+
+    @contextmanager
+    def closing(self, error: BaseException | None) -> Iterator[None]:
+        """Close the exchange of a `with` block inside this one.
+
+        After an exception, which the other workers may not have, it waits for them for `LEAVE_S`.
+        They may wait for another call of this one, which reports its exception after that.
+        """
+        if not isinstance(error, Exception | SystemExit):
+            yield
+            return
+        timer = threading.Timer(LEAVE_S, self.fail, [error])
+        timer.name, timer.daemon = f"leaving-{self.worker.rank}", True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     def check_start(self) -> None:
         """Refuse a call of the script after the waits of this start were ended.

@@ -213,7 +213,8 @@ class Group:
             self._context.end_waits(lost)
             raise
         finally:
-            self.close()
+            with self._context.closing(error):
+                self.close()
 
     def mean(self, value: Number) -> Number:
         """Return the mean over all workers of a number or a small tensor.

@@ -265,8 +265,12 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 try:
                     with nullcontext() if place is None else place.spawns(undo):
                         run_script(document)
-                except ServerError as error:
-                    context.end_waits(error)
+                except SystemExit as end:
+                    if end.code not in (None, 0):
+                        context.fail(end)
+                        raise
+                except Exception as error:
+                    context.fail(error)
                     raise
         except StartEnded as end:
             raise end.error from None
@@ -336,8 +340,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 if is_first_of_several:
                     stack.enter_context(self._noticing_lone_steps(mesh))
                 yield stack
+            mesh.end()  # first: a worker that waits for a call of this one does not leave these
             for reducer in context.reducers:
-                reducer.close()  # first: others leave the store once rank 0 has left these
+                reducer.close()  # before `flush`: others leave the store once rank 0 has left these
             mesh.flush()
             self._has_collectives |= mesh.is_connected
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -285,6 +286,38 @@ def test_workers_of_a_host_end_after_one_has_used_the_store(tmp_path: Path) -> N
     hosts = f"--hostfile={machinefile(tmp_path, 1, 1)}"
     done = poseidon_here(tmp_path, "run", "--ddp", hosts, "--workers=2", "train.py")
     assert done.returncode == 0, done.stderr
+
+
+LEAVES_OTHERS = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
+for step in range(4):
+    if step == 3 and dist.get_rank() == 0:
+        END
+    model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        ("raise ValueError('odd batch')", r"worker 0: train.py, line 9: ValueError: odd batch \("),
+        ("sys.exit(3)", "worker 0: train.py, line 9: the script ended itself with 3"),
+        ("sys.exit(0)", r"worker 1 calls broadcast\(.*line 10\), and worker 0 has left"),
+    ],
+)
+def test_a_worker_does_not_wait_for_one_of_its_host_that_waits_for_its_next_call(
+    end: str, sentence: str, tmp_path: Path
+) -> None:
+    """Before a forward pass all workers wait for the running statistics of rank 0."""
+    (tmp_path / "train.py").write_text(LEAVES_OTHERS.replace("END", end), encoding="utf-8")
+    hosts = f"--hostfile={machinefile(tmp_path, 1, 1)}"
+    done = poseidon_here(tmp_path, "run", "--ddp", hosts, "--workers=2", "train.py")
+    assert done.returncode == (3 if "3" in end else 1)
+    assert re.match(f"poseidon run: {sentence}", last := done.stderr.splitlines()[-1]), last
 
 
 SWALLOWS = """

@@ -5,7 +5,7 @@
     [VERSION, "Failed"] sentence
     [VERSION, "Ask", number] request       of the store, to rank 0
     [VERSION, "Answer", number] answer
-    [VERSION, "Ended"] empty               rank 0 only answers from now on
+    [VERSION, "Ended"] empty               its sender begins no more calls
 
 A message is identified by its sender, its group, the number of the collective within the group, and
 its part of the collective. It waits at the receiver until it is asked for. `call` describes the
@@ -122,7 +122,9 @@ class Mesh:
         self._inbox: dict[MessageId, Message] = {}
         self._table = StoreTable()
         self._answers: dict[int, object] = {}
-        self._has_answered = self._has_ended = False
+        self._has_answered = False
+        self._ended: set[int] = set()
+        """The workers that begin no more calls."""
         self._asked = itertools.count()
         self._stores = itertools.count()
         self._monitor = network.new_monitor(closed="the process group is destroyed", hangs="")
@@ -217,7 +219,7 @@ class Mesh:
             found = question(self._inbox)
             if found is None:
                 self.check()
-                if (links.left | ({0} if self._has_ended else set())).issuperset(senders):
+                if (links.left | self._ended).issuperset(senders):
                     raise DifferentCalls(
                         f"worker {self.rank} calls {call}, and worker {min(senders)} has left; "
                         f"{SAME_CALLS}"
@@ -308,6 +310,18 @@ class Mesh:
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
             raise RemoteProtocolError(f"worker {sender} asks the store nothing valid") from error
 
+    def end(self) -> None:
+        """Tell the others that this worker begins no more calls: those that wait for one have an
+        error. It still answers for the store. Safe to call twice.
+        """
+        links = self._links
+        if links is None or self.rank in self._ended:
+            return
+        self._ended.add(self.rank)
+        with self._monitor:
+            links.send(links.others, 0, [msgpack.packb([VERSION, "Ended"]), b""])
+        links.wake()
+
     def flush(self) -> None:
         """Wait until all that was sent has left this host, so that `close` cuts nobody off. Rank 0
         waits for all others to leave if they have used the store, which ends with it.
@@ -318,10 +332,8 @@ class Mesh:
         links = self._links
         if links is None:
             return
+        self.end()
         if self._has_answered:  # others may still need what the store has
-            with self._monitor:
-                links.send(links.others, 0, [msgpack.packb([VERSION, "Ended"]), b""])
-            links.wake()
             self._monitor.wait_for(
                 lambda: True if links.left.issuperset(links.others) else self.check(),
                 "other workers have not left the store",
@@ -377,8 +389,8 @@ class Mesh:
                 self._answer_store(sender, number, frames[1])
             case [_, "Answer", int(number)], 2 if sender == 0:
                 self._answers[number] = msgpack.unpackb(frames[1])
-            case [_, "Ended"], 2 if sender == 0:
-                self._has_ended = True
+            case [_, "Ended"], 2:
+                self._ended.add(sender)
             case [_, "Failed"], 2:
                 sentence = bytes(frames[1]).decode(errors="backslashreplace")
                 self._failure = self._failure or DifferentCalls(printable(sentence))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+
+import pytest
 
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS
+from ps_server.network import Network
 
 
 def test_a_later_loop_has_no_recorded_plan_and_a_rendezvous_of_its_own() -> None:
@@ -36,3 +40,26 @@ def test_the_job_sees_the_loops_together() -> None:
     first.on_progress(LoopPosition(steps=3, iterations=4, collections=1))
     second.on_progress(LoopPosition(steps=5, iterations=5, collections=2, collection="mean"))
     assert seen[-1] == LoopPosition(steps=3, iterations=9, collections=3, collection="mean")
+
+
+@pytest.mark.parametrize("error", [ValueError("odd batch"), SystemExit(0)])
+def test_after_an_exception_an_exchange_that_closes_does_not_wait_for_ever(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.engine.worker_context.LEAVE_S", 0.0)
+    job, ended = WorkerContext(member=Membership(network=Network())), threading.Event()
+    job.member.network.interruption.on_interrupt(lambda _: ended.set())
+    with job.closing(error):
+        assert ended.wait(50)
+    text = f"the script ended while other workers waited for it: {type(error).__name__}: {error}"
+    assert str(job.member.network.interruption.error) == text
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), ValueError("all workers raise it")])
+def test_an_exchange_that_closes_in_time_is_not_interrupted(error: BaseException | None) -> None:
+    """All workers have a KeyboardInterrupt, after the same step: it waits for the slowest."""
+    job = WorkerContext(member=Membership(network=Network()))
+    with job.closing(error):
+        waits = [thread.name for thread in threading.enumerate()]
+    assert ("leaving-0" in waits) is isinstance(error, ValueError)
+    assert job.member.network.interruption.error is None
