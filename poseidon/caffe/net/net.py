@@ -462,9 +462,8 @@ class Net(nn.Module):
         if out_of_memory(error) is None:
             return None
         text = str(out_of_memory(error, memory_in_use(self.context.device)))
-        extents = [reader.shape[0] for _, reader in self.readers()]
-        extents += [shape[0] for shape in self.input_shapes.values() if shape]
-        size = f", with a batch_size of {extents[0]}" if extents else ""
+        first = self.slot_shapes[self.plan.steps[0].tops[0]] if self.plan.steps[0].tops else ()
+        size = f", with a batch_size of {first[0]}" if first else ""
         text = f"in the {where}{size}: {text}"
         return JobError(text if index is None else str(self.definition.error(index, text)))
 
