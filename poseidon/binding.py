@@ -22,6 +22,21 @@ from poseidon.errors import UsageError
 
 NAMES = {
     "caffe": "poseidon.pycaffe",
+    "caffe2.python.helpers.arg_scope": "poseidon.caffe2.brew",
+    "caffe2.python.helpers.control_ops": "poseidon.caffe2.helpers.train",
+    "caffe2.python.helpers.tools": "poseidon.caffe2.helpers.train",
+    **{
+        f"caffe2.python.helpers.{name}": "poseidon.caffe2.helpers.layers"
+        for name in (
+            "algebra",
+            "array_helpers",
+            "dropout",
+            "elementwise_linear",
+            "fc",
+            "nonlinearity",
+            "pooling",
+        )
+    },
     "caffe2.python.caffe2_pb2": "poseidon.caffe2.proto.caffe2_pb2",
     "caffe2.python": "poseidon.caffe2",
     "caffe2.proto": "poseidon.caffe2.proto",

@@ -7,26 +7,41 @@ around it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from poseidon.caffe2.helpers import (
-    algebra,
-    array_helpers,
-    control_ops,
-    nonlinearity,
-    normalization,
-    pooling,
-    tools,
-    train,
-)
 from poseidon.caffe2.helpers import conv as convolutions
-from poseidon.caffe2.helpers import dropout as dropouts
-from poseidon.caffe2.helpers import elementwise_linear as scales
-from poseidon.caffe2.helpers import fc as products
-from poseidon.caffe2.helpers.arg_scope import get_current_scope, scoped
+from poseidon.caffe2.helpers import layers, normalization, train
 from poseidon.caffe2.model_helper import ModelHelper
+
+
+class _Scope(threading.local):
+    """The default arguments of a thread by helper."""
+
+    def __init__(self) -> None:
+        self.arguments: dict[str, dict[str, Any]] = {}
+
+
+_scope = _Scope()
+
+
+def get_current_scope() -> dict[str, dict[str, Any]]:
+    """Return the default arguments of each helper."""
+    return _scope.arguments
+
+
+@contextmanager
+def scoped(names: list[str], arguments: dict[str, Any]) -> Iterator[None]:
+    """Give helpers default arguments; the defaults of an inner context win."""
+    outer = _scope.arguments
+    _scope.arguments = {**outer, **{name: {**outer.get(name, {}), **arguments} for name in names}}
+    try:
+        yield
+    finally:
+        _scope.arguments = outer
+
 
 _registry: dict[str, Callable[..., Any]] = {}
 
@@ -106,19 +121,13 @@ def __dir__() -> list[str]:
 
 
 _FAMILIES: dict[Any, str] = {
-    algebra: "transpose sum reduce_sum sub add mat_mul batch_mat_mul arg_max arg_min",
-    array_helpers: "concat depth_concat",
-    control_ops: "cond loop",
     convolutions: "conv conv_nd conv_transpose group_conv group_conv_deprecated",
-    dropouts: "dropout",
-    scales: "elementwise_linear",
-    products: "fc packed_fc",
-    nonlinearity: "relu tanh prelu",
+    layers: "fc packed_fc elementwise_linear relu tanh prelu dropout "
+    "max_pool average_pool max_pool_with_index concat depth_concat "
+    "transpose sum reduce_sum sub add mat_mul batch_mat_mul arg_max arg_min",
     normalization: "lrn softmax instance_norm spatial_bn spatial_gn layer_norm "
     "moments_with_running_stats",
-    pooling: "max_pool average_pool max_pool_with_index",
-    tools: "image_input db_input",
-    train: "iter accuracy add_weight_decay",
+    train: "image_input db_input cond loop iter accuracy add_weight_decay",
 }
 for _module, _names in _FAMILIES.items():
     for _name in _names.split():

@@ -1,12 +1,97 @@
-"""Counters, accuracy and weight decay."""
+"""Helpers around the layers of a model: readers of images and records, counters, accuracy, weight decay,
+conditions and loops.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from poseidon.caffe2 import core, scope
+from poseidon.caffe2.control_ops_util import add_if_op, add_while_op
 from poseidon.caffe2.proto import DEVICE_NUMBERS
+
+
+def image_input(
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    order: str = "NCHW",
+    use_gpu_transform: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Add `ImageInput`, and for NCHW on the CPU the transposition of its images.
+
+    Args:
+        blob_in: the reader.
+        blob_out: the names of images and labels (and further outputs).
+        kwargs: the arguments of the operator; `is_test` is 0 by default.
+
+    Returns:
+        the references to the outputs.
+    """
+    kwargs.setdefault("is_test", 0)
+    if order != "NCHW":
+        return model.net.ImageInput(blob_in, blob_out, **kwargs)
+    if use_gpu_transform:
+        return model.net.ImageInput(blob_in, blob_out, use_gpu_transform=1, **kwargs)
+    outputs = model.net.ImageInput(blob_in, [blob_out[0] + "_nhwc", *blob_out[1:]], **kwargs)
+    return (model.net.NHWC2NCHW(outputs[0], blob_out[0]), *outputs[1:])
+
+
+def db_input(model: Any, blobs_out: Any, batch_size: int, db: str, db_type: str) -> Any:
+    """Add a reader of a database of TensorProtos; return the references to its outputs."""
+    reader = model.param_init_net.CreateDB([], "dbreader_" + db, db=db, db_type=db_type)
+    return model.net.TensorProtosDBInput(reader, blobs_out, batch_size=batch_size)
+
+
+def cond(
+    model: Any,
+    cond_blob: Any,
+    external_blobs: Iterable[Any],
+    then_model: Any,
+    else_model: Any = None,
+) -> None:
+    """Run one of two models.
+
+    Args:
+        model: the model that gets the operator.
+        cond_blob: one boolean.
+        external_blobs: the blobs of `model` that the others read and write.
+        then_model, else_model: what runs where it is true, and where it is false.
+    """
+    blob = _reference(cond_blob)
+    add_if_op(
+        model.net, blob, external_blobs, then_model.net, else_model.net if else_model else None
+    )
+
+
+def loop(
+    model: Any,
+    cond_blob: Any,
+    external_blobs: Iterable[Any],
+    loop_model: Any,
+    cond_model: Any = None,
+) -> None:
+    """Run a model again and again.
+
+    Args:
+        model: the model that gets the operator.
+        cond_blob: one boolean; the loop ends where it is false.
+        external_blobs: the blobs of `model` that the others read and write.
+        loop_model: what runs in each iteration.
+        cond_model: what sets the boolean, before each iteration.
+    """
+    blob = _reference(cond_blob)
+    add_while_op(
+        model.net, blob, external_blobs, loop_model.net, cond_model.net if cond_model else None
+    )
+
+
+def _reference(blob: Any) -> Any:
+    return core.BlobReference(blob) if isinstance(blob, str) else blob
+
 
 log = logging.getLogger("caffe2")
 

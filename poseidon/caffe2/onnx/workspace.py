@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from poseidon.caffe2 import workspace as workspaces
-from poseidon.caffe2.runtime.facade import WorkspaceView
+from poseidon.caffe2.runtime.views import WorkspaceView
 from poseidon.caffe2.runtime.workspace import Workspace as Blobs
 
 

@@ -11,7 +11,7 @@ import torch
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.caffe2.runtime.facade import WorkspaceView
+from poseidon.caffe2.runtime.views import WorkspaceView
 from poseidon.caffe2.runtime.workspace import Workspace as RuntimeWorkspace
 from poseidon.caffe2.workspace.current import current
 

@@ -13,7 +13,7 @@ import torch
 
 from poseidon.caffe2.proto import DEVICE_NUMBERS
 from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.caffe2.runtime.facade import WorkspaceView
+from poseidon.caffe2.runtime.views import WorkspaceView
 from poseidon.caffe2.runtime.workspace import Workspace
 
 log = logging.getLogger("poseidon.caffe2.workspace")

@@ -15,8 +15,14 @@ from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.caffe2.runtime.bind import device_of
 from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.caffe2.runtime.serialization import deserialize, serialize
-from poseidon.caffe2.runtime.values import from_proto, from_value, is_tensor, to_value
+from poseidon.caffe2.runtime.values import (
+    deserialize,
+    from_proto,
+    from_value,
+    is_tensor,
+    serialize,
+    to_value,
+)
 from poseidon.caffe2.workspace.current import ResetWorkspace, WorkspaceGuard, current, log
 from poseidon.caffe2.workspace.nets import RunOperatorOnce, StringifyBlobName, _net_def, parsed
 

@@ -15,10 +15,8 @@ from torch import Tensor
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, BlobProto, TensorProto
-from poseidon.caffe2.runtime.facade import WorkspaceView
-from poseidon.caffe2.runtime.serialization import READERS
-from poseidon.caffe2.runtime.values import Blob, is_tensor, strings_of
-from poseidon.caffe2.runtime.views import BlobView, TensorView
+from poseidon.caffe2.runtime.values import READERS, Blob, is_tensor, strings_of
+from poseidon.caffe2.runtime.views import BlobView, TensorView, WorkspaceView
 
 
 @operator("Free", blobs=True, inputs=(1, 1 << 30), outputs=(1, 1 << 30))

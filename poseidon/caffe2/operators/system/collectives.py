@@ -14,7 +14,7 @@ from torch.cuda import comm, nccl
 
 from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
-from poseidon.caffe2.runtime.serialization import deserialize, serialize
+from poseidon.caffe2.runtime.values import deserialize, serialize
 from poseidon.caffe2.shards.buckets import Buckets, Pending
 from poseidon.caffe2.shards.common_world import CommonWorld
 from poseidon.caffe2.shards.store_handler import CollectiveError, StoreHandler, sentences

@@ -17,8 +17,14 @@ from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, SerializationOptions, Te
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Consumer, Reader, Record
-from poseidon.caffe2.runtime.serialization import CHUNK_SIZE, deserialize, serialize
-from poseidon.caffe2.runtime.values import Blob, from_proto, strings_of
+from poseidon.caffe2.runtime.values import (
+    CHUNK_SIZE,
+    Blob,
+    deserialize,
+    from_proto,
+    serialize,
+    strings_of,
+)
 
 CHUNK = "#%"
 """What stands between the name of a blob and the number of a chunk in a key."""

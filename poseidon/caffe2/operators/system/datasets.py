@@ -18,8 +18,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.caffe2.runtime.serialization import READERS, deserialize, serialize
-from poseidon.caffe2.runtime.values import Blob
+from poseidon.caffe2.runtime.values import READERS, Blob, deserialize, serialize
 
 CURSOR = "std::unique_ptr<TreeCursor>"
 """The type of a cursor in a file."""

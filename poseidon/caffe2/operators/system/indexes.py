@@ -12,8 +12,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto, TensorProtos
-from poseidon.caffe2.runtime.serialization import READERS, serialize
-from poseidon.caffe2.runtime.values import TORCH_OF, from_proto, strings_of
+from poseidon.caffe2.runtime.values import READERS, TORCH_OF, from_proto, serialize, strings_of
 
 MOST = 2**31 - 1
 """The largest number of keys of an index, where none is given."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto
-from poseidon.caffe2.runtime.serialization import deserialize, serialize
+from poseidon.caffe2.runtime.values import deserialize, serialize
 
 VALUES: list[Any] = [
     torch.randn(3, 2),
