@@ -12,7 +12,7 @@ from poseidon.torch.function import launch as launch
 from poseidon.torch.group import Group as Group
 from poseidon.torch.sampler import SharedSampler as SharedSampler
 from poseidon.torch.shards import host_mesh as host_mesh
-from poseidon.torch.tables.rules import RowWiseAdaGrad as RowWiseAdaGrad
+from poseidon.torch.tables.plan import RowWiseAdaGrad as RowWiseAdaGrad
 from poseidon.torch.tables.table import Table as Table
 from poseidon.torch.update_rules import SGD as SGD
 from poseidon.torch.update_rules import AdaDelta as AdaDelta

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe.data.batches.images import read_image
+from poseidon.caffe.data.cursor import LmdbCursor
 from poseidon.caffe.data.datum import Decoding, decode, decode_annotated, read_label_map
 from poseidon.caffe.data.leveldb_cursor import LevelDbCursor
-from poseidon.caffe.data.lmdb_cursor import LmdbCursor
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.data.prepare.annoset import AnnotationFormat, read_marked
 from poseidon.caffe.data.prepare.convert import read_mnist
@@ -31,7 +31,7 @@ from poseidon.engine.packed import unpacked
 from poseidon.errors import PoseidonError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.observe.metrics.trace_iteration import read_trace
-from poseidon.torch.tables.file import read_rows
+from poseidon.torch.tables.group import read_rows
 from ps_server import RowRule, RowRuleKind, RowTableSpec
 
 

@@ -32,7 +32,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
+from poseidon.exchange.observe.observer import ExchangeTrace, TracingHooks, named_layers
 from poseidon.torch.group import Group
 from ps_server.keys import read_keyring
 from ps_server.network import Network

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from poseidon.cluster.agent import messages as m
+from poseidon.cluster.agent.messages import REPORTS, REQUESTS
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.dialer import WITHIN_PROCESS, Dialer
 from poseidon.cluster.host_probe import HostFacts

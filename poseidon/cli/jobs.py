@@ -1,13 +1,15 @@
-"""The commands run and worker, and how the flags of a job become its request.
+"""The commands train, run and worker, and how the flags of a job become its request.
 
 Law: a field of a request declares its flag, so a new flag changes nothing here. This module imports
-no torch: a command that only starts processes starts fast.
+no torch and, until a Caffe job starts, nothing of Caffe: a command that only starts processes starts
+fast.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +22,8 @@ from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.flags.flag import values_of
-from poseidon.launcher.request import JobRequest, ScriptRequest
+from poseidon.launcher.job import Job
+from poseidon.launcher.request import JobRequest, ScriptRequest, TrainRequest
 from poseidon.launcher.runner import launch
 from poseidon.launcher.site import Site, site_of
 from poseidon.launcher.tasks import take_part, with_a_worker_for_each_task
@@ -62,6 +65,27 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     return kind
 
 
+def run_train(flags: argparse.Namespace, site: Site | None = None) -> int:
+    """Train; return the exit code.
+
+    Args:
+        site: the hosts; None: the machinefile's.
+    """
+    if flags.client_id:
+        print(
+            f"client {flags.client_id} is started by the command of client 0; nothing to do",
+            file=sys.stderr,
+        )
+        return 0
+
+    def make_job() -> Job:
+        request = job_request(TrainRequest, flags)
+        kind: Callable[..., Job] = import_module("poseidon.caffe.launch.training_job").TrainingJob
+        return kind(request, site or site_of(request))
+
+    return launch(make_job)
+
+
 def run_run(flags: argparse.Namespace, site: Site | None = None) -> int:
     """Run a script on every worker; return the exit code.
 
@@ -98,8 +122,7 @@ def run_worker(flags: argparse.Namespace) -> int:
         site = Site(hosts, dialer)
         if job_flags.command == "run":
             return run_run(job_flags, site)
-        code: int = import_module("poseidon.cli.train").run_train(job_flags, site)
-        return code
+        return run_train(job_flags, site)
 
     return take_part(task, key, flags.rendezvous_timeout, run_job)
 

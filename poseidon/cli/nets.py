@@ -1,4 +1,7 @@
-"""The commands that run a net in their own process: test, time; and device_query."""
+"""The commands that run a net: test, time and extract_features; and device_query.
+
+Each runs in its own process. Only extract_features can also be a job of many workers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -16,10 +20,14 @@ from typing import NamedTuple
 import torch
 
 from poseidon.base import glog
+from poseidon.caffe.data.staging import EXTRACTING
+from poseidon.caffe.launch.extraction_job import check_extraction, run_extraction_job
 from poseidon.caffe.layers.registry import import_modules
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import Phase
 from poseidon.caffe.tools.benchmark import time_net
+from poseidon.caffe.tools.extractor import run_extraction
+from poseidon.caffe.tools.preflight import Extraction
 from poseidon.caffe.tools.solo import NetRequest, open_net, score
 from poseidon.cli.progress_bar import CommandProgress, progress_bar
 from poseidon.cluster.job_plan import devices_from_flag
@@ -27,6 +35,8 @@ from poseidon.errors import JobError, UsageError
 from poseidon.exchange.compute_options import ComputeOptions
 from poseidon.exchange.device import choose_fastest, compute_on
 from poseidon.flags.flag import values_of
+from poseidon.flags.values import parts, paths
+from poseidon.launcher.request import ExtractionRequest
 from poseidon.observe.metrics.glog_lines import GlogSink, running, using
 from ps_server.numerics import prepare_process
 
@@ -175,4 +185,36 @@ def run_device_query(arguments: argparse.Namespace) -> int:
         for words, name in PROPERTIES:
             if hasattr(found, name):
                 print(f"{words}{getattr(found, name)}")
+    return 0
+
+
+def run_extract_features(flags: argparse.Namespace) -> int:
+    """Extract; return 0 when every database is in place."""
+    if flags.caffe_arguments:
+        extraction = replace(from_caffe_arguments(flags.caffe_arguments), imports=flags.imports)
+        return _run_alone(extraction, flags.progress)
+    return run_extraction_job(ExtractionRequest(**values_of(ExtractionRequest, flags)))
+
+
+def from_caffe_arguments(arguments: Sequence[str]) -> Extraction:
+    """Return what the arguments of Caffe's tool, which have been checked, ask for."""
+    weights, model, blobs, databases, count, kind = arguments[:6]
+    mode = arguments[6] if len(arguments) > 6 else "CPU"
+    number = arguments[7].removeprefix("DEVICE_ID=") if len(arguments) > 7 else "0"
+    return Extraction(
+        model=model,
+        weights=tuple(map(str, paths(weights))),
+        blobs=parts(blobs),
+        databases=parts(databases),
+        backend=kind.lower(),
+        batches=int(count),
+        device=str(one_device(number if mode == "GPU" else "")),
+    )
+
+
+def _run_alone(extraction: Extraction, progress: str) -> int:
+    check_extraction(extraction, extraction.paths())
+    prepare_process()
+    with progress_bar(progress) as report, glog.setup(stream=sys.stderr):
+        run_extraction(extraction, lambda done, total, _: report(EXTRACTING, done, total))
     return 0

@@ -12,15 +12,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.compute_options import ComputeOptions
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
+from poseidon.flags.flag import Section, option
+from poseidon.flags.values import count
 from ps_server.json_fields import fields_of, plain, value_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The options."""
+
+    snapshot_keep: int = option(
+        0,
+        "newest snapshots that stay; 0 (default): all",
+        Section.OUTPUT,
+        metavar="N",
+        read=count,
+        rare=True,
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Return the options by name."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(TrainingOptions)}
 
 
 class WorkKind(Enum):

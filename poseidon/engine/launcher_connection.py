@@ -25,9 +25,9 @@ import psutil
 import torch
 
 from poseidon.base.settings import hide_descriptors, read_settings
-from poseidon.engine.data_waits import WAITED
 from poseidon.engine.debugger import refuse_breakpoints
 from poseidon.engine.gpu import gpu_reading
+from poseidon.engine.own_time import WAITED
 from poseidon.engine.session import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange

@@ -18,9 +18,13 @@ from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.observe.observer import Observer
-from poseidon.exchange.observe.statistics import Traffic, WaitTimes
-from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks
+from poseidon.exchange.observe.observer import (
+    ExchangeTrace,
+    Observer,
+    TracingHooks,
+    Traffic,
+    WaitTimes,
+)
 from poseidon.observe.metrics.job_statistics import TensorStatistics, WorkerStatistics
 from ps_server.statistics import TableStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer

@@ -1,14 +1,19 @@
-"""The time that a worker takes for its iterations, without waits for other workers. The launcher
-divides the virtual workers by these times (`--balance=auto`).
+"""The time that a worker takes for its iterations without waits for other workers, and the time for
+which it waits for data.
 
-Law: measuring changes no bit. It reads a clock twice in an iteration, and sends an event a few
-times a second.
+The launcher divides the virtual workers by the first (`--balance=auto`) and shows the second beside
+the other waits.
+
+Law: measuring changes no bit. It reads a clock twice in an iteration, and sends an event a few times a
+second.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -76,3 +81,33 @@ class OwnTime:
             own_s=round(self._own_s, 6),
             whole_s=round(self._whole_s, 6),
         )
+
+
+class WaitClock:
+    """The time for which this process has waited for data. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the start, without a wait that still lasts."""
+        return self._waited_s
+
+    @contextmanager
+    def measure(self, *, needed: bool) -> Iterator[None]:
+        """Count the time of the block, if it is needed."""
+        if not needed:
+            yield
+            return
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waited_s += time.monotonic() - began_s
+
+
+WAITED = WaitClock()
+"""The waits of all readers of this process."""

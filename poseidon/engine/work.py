@@ -15,10 +15,10 @@ from typing import ClassVar, Generic, TypeVar
 
 from poseidon.base import glog
 from poseidon.engine.document import TrainingDocument, WorkerDocument, document_of
-from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
+from poseidon.engine.memory import Regrouped
 from poseidon.engine.observation import log_plan, open_trace
-from poseidon.engine.snapshots.writer import WrittenSnapshot
+from poseidon.engine.snapshots.files import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership

@@ -15,13 +15,12 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from poseidon.engine.elastic import StartEnded
 from poseidon.engine.logged_values import Value, check
-from poseidon.engine.memory import ScriptMemory
+from poseidon.engine.memory import ScriptMemory, StartEnded
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.snapshots.files import WrittenSnapshot
 from poseidon.engine.snapshots.runs import Prefixes
-from poseidon.engine.snapshots.writer import WrittenSnapshot
 from poseidon.errors import JobError, described
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange

@@ -46,7 +46,7 @@ from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import compressions_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import check_virtual_workers
-from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
+from poseidon.exchange.server.placed import SMALL_TENSOR_ELEMENTS
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 

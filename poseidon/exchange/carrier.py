@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.observe.observer import Traffic
 
 K = TypeVar("K")
 V = TypeVar("V")

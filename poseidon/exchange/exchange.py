@@ -51,8 +51,7 @@ from poseidon.exchange.carrier import (
     merged,
 )
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observe.observer import ObservedCall, Observer
-from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.observe.observer import ObservedCall, Observer, Traffic
 from poseidon.exchange.turns import Turns
 from ps_server import ServerError
 from ps_server.interruption import Interruption

@@ -21,7 +21,7 @@ from poseidon.cluster.supervision.state import (
     SignalEffect,
     SupervisionSettings,
 )
-from poseidon.engine.training_options import TrainingOptions
+from poseidon.engine.document import TrainingOptions
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions

@@ -28,13 +28,11 @@ from poseidon.caffe.snapshot.caffemodel import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.caffe.solver.averages import SmoothedLoss, accumulate, named_values
 from poseidon.caffe.solver.detection import Classes, DetectionTally
-from poseidon.caffe.solver.rate import current_step
 from poseidon.caffe.solver.replica import draws_from_process
-from poseidon.caffe.solver.settings import oddities, solver_settings
+from poseidon.caffe.solver.settings import current_step, oddities, solver_settings
 from poseidon.caffe.tools.preflight import weight_files
 from poseidon.engine.random_streams import seed_generators
-from poseidon.engine.snapshots.checksums import check, seal
-from poseidon.engine.snapshots.files import make_folder
+from poseidon.engine.snapshots.files import check, make_folder, seal
 from poseidon.engine.snapshots.runs import Prefixes
 from poseidon.engine.this_process import current_context
 from poseidon.errors import UsageError

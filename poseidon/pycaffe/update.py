@@ -30,8 +30,8 @@ from poseidon.caffe.net.load import in_order
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.snapshot.caffemodel import read_model, write_model
 from poseidon.caffe.snapshot.hdf5 import write_model as write_hdf5
-from poseidon.caffe.solver.frozen import FrozenHistories
 from poseidon.caffe.solver.settings import SolverSettings
+from poseidon.caffe.solver.state import FrozenHistories
 from poseidon.errors import UsageError
 from poseidon.pycaffe.graph import NetGraph
 from ps_server import Rule

@@ -15,9 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.engine.packed import unpacked
-from poseidon.engine.snapshots.checksums import NO_RUN, Run, check, seal, sums_path
-from poseidon.engine.snapshots.files import make_folder, write_atomically
-from poseidon.engine.snapshots.rotation import CHECKPOINT, newest_intact, remove_older
+from poseidon.engine.snapshots.files import (
+    NO_RUN,
+    Run,
+    check,
+    make_folder,
+    seal,
+    sums_path,
+    write_atomically,
+)
+from poseidon.engine.snapshots.runs import CHECKPOINT, newest_intact, remove_older
 from poseidon.errors import SnapshotError
 
 FORMAT = 1

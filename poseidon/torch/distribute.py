@@ -49,8 +49,8 @@ from poseidon.torch.tensors import (
 )
 from poseidon.torch.update_rules import Outer, UpdateRule
 from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate, is_synchronous
+from poseidon.torch.updates.optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.rule import RuleUpdate
-from poseidon.torch.updates.shard_optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

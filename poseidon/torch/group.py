@@ -26,9 +26,8 @@ from poseidon.torch import plain_values
 from poseidon.torch.group_checkpoints import GroupCheckpoints
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.leaves import Kept
-from poseidon.torch.loader import SharedLoader
 from poseidon.torch.sampler import SharedSampler
-from poseidon.torch.shared_data import SEVERAL, SharedData
+from poseidon.torch.shared_data import SEVERAL, SharedData, SharedLoader
 from poseidon.torch.weights import Batch
 from ps_server import ServerError
 

@@ -14,11 +14,8 @@ from typing import Any
 from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.packed import packed, unpacked
 from poseidon.engine.session import LoopEvent, State
-from poseidon.engine.snapshots.checksums import NO_RUN, Run
-from poseidon.engine.snapshots.files import make_folder
-from poseidon.engine.snapshots.rotation import CHECKPOINT, later_of_others
-from poseidon.engine.snapshots.runs import Prefixes
-from poseidon.engine.snapshots.writer import WrittenSnapshot
+from poseidon.engine.snapshots.files import NO_RUN, Run, WrittenSnapshot, make_folder
+from poseidon.engine.snapshots.runs import CHECKPOINT, Prefixes, later_of_others
 from poseidon.engine.state_tree import Found, Leaf, Scope, StateSource
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan

@@ -34,10 +34,9 @@ from torch.optim.optimizer import (
 
 from poseidon.base.paths import module_file
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.logged_values import LoggedValues
-from poseidon.engine.memory import ScriptMemory
+from poseidon.engine.memory import ScriptMemory, StartEnded
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import LoopPosition
@@ -48,7 +47,7 @@ from poseidon.errors import PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local_parts import forget_meshes
-from poseidon.exchange.observe.tracing import named_layers
+from poseidon.exchange.observe.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.lazy_compiler import import_compiler_late
 from poseidon.torch.process_group.backend import Calls, register

@@ -69,7 +69,7 @@ MODULES = (
     "poseidon.exchange.host.state",
     "poseidon.exchange.rounds.local_steps",
     "poseidon.engine.work",
-    "poseidon.engine.elastic",
+    "poseidon.engine.memory",
     "poseidon.engine.launcher_connection",
     "poseidon.engine.kept_state",
     "poseidon.engine.memory",

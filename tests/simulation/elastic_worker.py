@@ -29,7 +29,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.process import run_work
 from poseidon.engine.snapshots import files
-from poseidon.engine.snapshots import writer as snapshot_writer
+from poseidon.engine.snapshots import files as snapshot_writer
 from poseidon.errors import PoseidonError
 from poseidon.exchange import worker_links
 from poseidon.exchange.allreduce import sums
@@ -37,7 +37,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import carrier
 from poseidon.exchange.host import links, owner, state
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.statistics import TransitTimes
+from poseidon.exchange.observe.observer import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
 from ps_server import client, monitor, pump
 from ps_server.errors import ServerError, as_server_error

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from poseidon.cluster.agent.agent import Action as AgentAction
 from poseidon.cluster.agent.agent import AgentState, EndProcesses, Perform, Send
 from poseidon.cluster.agent.messages import (
+    REPORTS,
+    REQUESTS,
     AgentHello,
     AgentWelcome,
     Answer,
@@ -28,7 +30,6 @@ from poseidon.cluster.agent.messages import (
     StartProcess,
     WriteLine,
 )
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.process import ProcessSpec
 from poseidon.version import __version__
 from tests.simulation.launcher import SimulatedChannel

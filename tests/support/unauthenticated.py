@@ -17,8 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from poseidon import __version__
-from poseidon.cluster.agent.messages import Exited, Heartbeat, Join
-from poseidon.cluster.agent.wire import REPORTS
+from poseidon.cluster.agent.messages import REPORTS, Exited, Heartbeat, Join
 from poseidon.exchange.factors.factor_rounds import Factors
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server import StoreSpec, TableSpec

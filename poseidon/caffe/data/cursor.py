@@ -1,11 +1,13 @@
-"""The interface of database cursors, the function that opens one, and the writers.
+"""Cursors on databases of LMDB and LevelDB, and writers of new ones.
 
-Law: all backends return the same records in the same (bytewise key) order with the same numbers, so
-that a definition can change its backend and nothing else.
+Laws:
+* All backends return the same records in the same (bytewise key) order with the same numbers, so a
+  definition can change its backend and nothing else.
+* A database is read without being written to, so its folder need not be writable, and any number of
+  processes can read it at the same time, on all hosts and containers that mount its folder.
+* A new database appears under its name only when it is complete. An existing one is never changed.
 
-Writers of LMDB and LevelDB databases.
-
-Law: a database appears under its name only when it is complete. An existing one is never changed.
+LevelDB's cursor is in `leveldb_cursor.py`.
 """
 
 from __future__ import annotations
@@ -13,16 +15,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import lmdb
 
 from poseidon.caffe.data import leveldb_cursor as leveldb
-from poseidon.caffe.data.databases import Backend, require_kind
+from poseidon.caffe.data.databases import Backend, SharedHandles, SteppingCursor, require_kind
 from poseidon.caffe.data.leveldb_cursor import LevelDbCursor
-from poseidon.caffe.data.lmdb_cursor import LmdbCursor
 from poseidon.caffe.data.staging import staging
 from poseidon.errors import DataError
 
@@ -230,3 +231,120 @@ def translated_writes(path: Path) -> Iterator[None]:
     except _WRITE_ERRORS as error:
         why = leveldb.reason_of(error) if isinstance(error, leveldb.ERRORS) else error
         raise DataError(f"{path} cannot be written: {why}") from error
+
+
+# Processes that read one database on one host. A slot in the lock file takes 64 bytes.
+MAX_READERS = 1024
+
+
+_ENVIRONMENTS = SharedHandles()
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.Error as error:
+        if "already open in this process" in str(error):
+            raise DataError(
+                f"the LMDB database {path} cannot be read while this script has it open: call "
+                "close() of its lmdb environment first"
+            ) from error
+        raise DataError(f"the LMDB database {path} cannot be read: {error}") from error
+
+
+def _lockable(path: Path) -> bool:
+    """Return whether LMDB can register this reader in the lock file."""
+    lock = path / "lock.mdb"
+    return os.access(lock, os.R_OK | os.W_OK) if lock.exists() else os.access(path, os.W_OK)
+
+
+def _open(path: Path) -> Any:
+    """Open an environment, once its file is known to be an LMDB database."""
+    # Without a lock first: nothing is left behind in the folder of a file that is not a database.
+    _check(path)
+    try:
+        return _environment(path, lock=_lockable(path))
+    except lmdb.LockError:
+        # LMDB locks the byte of its process id in the lock file. On a shared file system a process
+        # of another host or container may have the same id. Readers do not need the lock.
+        return _environment(path, lock=False)
+
+
+def _check(path: Path) -> None:
+    """Raise an error unless data.mdb has all pages that its header counts."""
+    size = (path / "data.mdb").stat().st_size
+    if not size:  # LMDB would call it a bad file descriptor
+        raise DataError(
+            f"the LMDB database {path} is not a database: its data.mdb has 0 bytes; make it again"
+        )
+    with closing(_environment(path, lock=False)) as environment:
+        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if size < needed:
+        # Access to a page beyond the end of the file would kill the process (SIGBUS).
+        raise DataError(
+            f"the LMDB database {path} is truncated: data.mdb has {size} of {needed} bytes"
+        )
+
+
+def _environment(path: Path, *, lock: bool) -> Any:
+    return lmdb.open(
+        os.fsencode(path),
+        readonly=True,
+        lock=lock,
+        # Records are read in key order, which is usually the order in which they were written.
+        readahead=True,
+        max_readers=MAX_READERS,
+        create=False,
+    )
+
+
+class LmdbCursor(SteppingCursor):
+    """A cursor on an LMDB database. Values are views of the memory map, not copies.
+
+    Args:
+        path: a folder with a file data.mdb.
+
+    Raises:
+        DataError: the database is not LMDB, truncated, damaged or empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._closed = True
+        with _translated(path):
+            environment = _ENVIRONMENTS.acquire(path, lambda: _open(path))
+            self._closed = False
+            self._transaction = environment.begin(buffers=True)
+            self._cursor = self._transaction.cursor()
+            super().__init__(path, environment.stat()["entries"])
+            if not self._cursor.first():
+                self.close()
+                raise DataError(f"the LMDB database {path} is empty")
+
+    def key(self) -> bytes:
+        return bytes(self._cursor.key())
+
+    def value(self) -> memoryview:
+        return cast(memoryview, self._cursor.value())
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._cursor.close()
+            self._transaction.abort()
+            _ENVIRONMENTS.release(self.path)
+
+    def _first(self) -> None:
+        with _translated(self.path):
+            self._cursor.first()
+
+    def _advance(self, count: int) -> int:
+        step = self._cursor.next
+        with _translated(self.path):
+            for made in range(count):
+                if not step():
+                    return made
+        return count
+
+    def _count(self) -> int:
+        return len(self)

@@ -28,7 +28,7 @@ from poseidon.caffe.net.params import ParamInfo, pack_states, unpack_states
 from poseidon.caffe.net.precision import in_form, plain
 from poseidon.caffe.net.shapes import SlotShapes, check_known
 from poseidon.caffe.proto.definition import NetDefinition
-from poseidon.engine.data_waits import WAITED
+from poseidon.engine.own_time import WAITED
 from poseidon.errors import DataError, JobError, UsageError, out_of_memory, unknown
 from poseidon.exchange.device import memory_in_use
 from poseidon.observe.metrics.glog_lines import GlogSink

@@ -38,9 +38,8 @@ from poseidon.caffe.solver.loss_scale import LossScale
 from poseidon.caffe.solver.replica import Replica, Values
 from poseidon.caffe.solver.state import SolverState
 from poseidon.caffe.solver.tester import Tester
-from poseidon.engine.elastic import Regrouped
 from poseidon.engine.kept_state import KeptState, StateCopy
-from poseidon.engine.memory import SolverMemory
+from poseidon.engine.memory import Regrouped, SolverMemory
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import Act, Applies, LoopEvent, TrainingSession
 from poseidon.engine.state_tree import StateSource

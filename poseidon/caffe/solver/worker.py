@@ -31,7 +31,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.memory import SolverMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.snapshots.writer import SnapshotSettings, SnapshotWriter
+from poseidon.engine.snapshots.files import SnapshotSettings, SnapshotWriter
 from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
 from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings

@@ -14,7 +14,6 @@ from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, DeviceOption, NetDef, Op
 from poseidon.caffe2.runtime.bind import device_of
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
-from poseidon.caffe2.runtime.plan_runner import run_plan
 from poseidon.caffe2.runtime.values import (
     TORCH_OF,
     Blob,
@@ -23,7 +22,7 @@ from poseidon.caffe2.runtime.values import (
     serialize,
     to_value,
 )
-from poseidon.caffe2.runtime.workspace import Workspace
+from poseidon.caffe2.runtime.workspace import Workspace, run_plan
 
 
 class TensorView:

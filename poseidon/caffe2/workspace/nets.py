@@ -15,9 +15,8 @@ from poseidon.caffe2 import operators
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime.errors import EnforceNotMet, place_of
-from poseidon.caffe2.runtime.plan_runner import run_plan
 from poseidon.caffe2.runtime.views import WorkspaceView
-from poseidon.caffe2.runtime.workspace import Workspace
+from poseidon.caffe2.runtime.workspace import Workspace, run_plan
 from poseidon.caffe2.workspace.current import current, log
 
 assert operators  # the import registers them

@@ -236,7 +236,7 @@ def _later(name: str) -> Callable[[Parser], None]:
 STARTING: Sequence[Command] = (
     Command(
         name="train",
-        module="train",
+        module="jobs",
         line="train a Caffe net on one machine or many",
         description="Train the net of a Caffe solver on the clients of a machinefile.",
         example="poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt \\\n"
@@ -279,7 +279,7 @@ STARTING: Sequence[Command] = (
 TOOLS: Sequence[Command] = (
     Command(
         name="extract_features",
-        module="extract_features",
+        module="nets",
         line="write features of a trained net into databases",
         description="With the arguments of Caffe's tool, one process: WEIGHTS NET BLOBS DATABASES "
         "NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]. With flags, a job of all clients and "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poseidon.cluster.agent import messages as m
-from poseidon.cluster.agent.wire import PeerSilence
+from poseidon.cluster.agent.messages import PeerSilence
 
 TICK_S = 1.0
 """The longest time between two ticks of an agent that is not late."""

@@ -25,8 +25,8 @@ from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import Action, AgentState, EndProcesses, Send
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
 from poseidon.cluster.agent.files import AgentFolder
+from poseidon.cluster.agent.messages import REPORTS, REQUESTS, WireError
 from poseidon.cluster.agent.template import Templates
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.doctor.probe import Probe
 from poseidon.cluster.job_plan import ProcessName

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from poseidon.cluster.agent import messages as m
+from poseidon.cluster.agent.messages import REPORTS, REQUESTS, PeerSilence, WireError
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS, PeerSilence, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.process import Listener, ProcessSpec

@@ -29,9 +29,17 @@ from types import FrameType
 
 from poseidon.cluster.agent.child import ChildSettings
 from poseidon.cluster.agent.host import Agent, AgentSettings
-from poseidon.cluster.agent.messages import AGENT_ITSELF, Exited, Join, Report, Shutdown
+from poseidon.cluster.agent.messages import (
+    AGENT_ITSELF,
+    REPORTS,
+    REQUESTS,
+    Exited,
+    Join,
+    Report,
+    Shutdown,
+    WireError,
+)
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.dialer import Dialer, dial_here
 from poseidon.cluster.jobs.kill import USER_KILL

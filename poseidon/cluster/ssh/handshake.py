@@ -23,9 +23,9 @@ from paramiko.agent import get_agent_connection
 
 from poseidon.base.foreign_files import read_definition
 from poseidon.cluster.name_lookup import NameTimeoutError, dial
-from poseidon.cluster.ssh.config import Endpoint
-from poseidon.cluster.ssh.known_hosts import (
+from poseidon.cluster.ssh.config import (
     SSH_PORT,
+    Endpoint,
     HostKey,
     host_name,
     kinds_known,

@@ -26,7 +26,7 @@ from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
-from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.observe.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor

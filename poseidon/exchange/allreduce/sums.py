@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.buckets import FLOAT_BYTES, Buckets
-from poseidon.exchange.allreduce.sum_rounds import SumRounds
+from poseidon.exchange.allreduce.sum_rounds import FLOAT_BYTES, Buckets, SumRounds
 from poseidon.exchange.device import Device
-from poseidon.exchange.observe.statistics import Traffic, TransitTimes
+from poseidon.exchange.observe.observer import Traffic, TransitTimes
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.serial_executor import join_within
 from poseidon.exchange.worker_links import WorkerLinks

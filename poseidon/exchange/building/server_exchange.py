@@ -26,7 +26,7 @@ from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
-from poseidon.exchange.server.pool import pool_tensors, pools_of
+from poseidon.exchange.server.placed import pool_tensors, pools_of
 from poseidon.exchange.server.store import StoreLayout, store_spec, table_specs
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns

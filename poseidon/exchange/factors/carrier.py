@@ -37,7 +37,7 @@ from poseidon.exchange.factors.weight_progress import RoundStep
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.statistics import Traffic, TransitTimes
+from poseidon.exchange.observe.observer import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor, join_within
 from poseidon.exchange.shared_norm import SharedNorm

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
+from poseidon.exchange.server.placed import SMALL_TENSOR_ELEMENTS
 from ps_server.codecs.base import SEGMENT_ELEMENTS
 
 LEAST_ELEMENTS = 64 * 1024

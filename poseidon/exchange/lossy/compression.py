@@ -30,7 +30,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.lossy.automatic import AUTO, Auto
 from poseidon.exchange.lossy.low_rank_matrix import POWERSGD, LowRank
-from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
+from poseidon.exchange.server.placed import SMALL_TENSOR_ELEMENTS
 from ps_server import CodecPair, SpecError
 from ps_server.codecs import registry
 from ps_server.codecs.int4 import Int4

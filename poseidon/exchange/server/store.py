@@ -1,7 +1,7 @@
 """The store of a job, and what each of its tables holds.
 
     plain       one tensor, one table
-    pool        many small tensors, one table (`pool.py`)
+    pool        many small tensors, one table (`placed.py`)
     low rank    tensors that share two tables of their factors (`low_rank.py`); a copy of each
     copy        a tensor that other carriers move: its table brings the first value to every worker
 

@@ -18,7 +18,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Topology, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy import low_rank_matrix
-from poseidon.exchange.server.pool import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
+from poseidon.exchange.server.placed import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.observe.plan.shapes import MIB, LayerShape, Machine, Shape, shares_of_work
 from ps_server import CodecPair, Precision
 from ps_server.codecs.int8 import Int8

@@ -1,17 +1,31 @@
-"""What torch.optim optimizers have in common, on the shards and on the workers."""
+"""torch.optim optimizers: what they have in common on the shards and on the workers, and those whose
+rules the shards apply.
+
+Law: where the shards apply the rule, workers keep no state of it. The optimizer stays the script's way
+to make a step and to set rates. Its own `step` finds no gradient, because the shards have them all, so
+it changes nothing.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from poseidon.engine.packed import on_host
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.torch.tensors import ModuleTensors
+from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.optimizer_rules import OptimizerRules
+from poseidon.torch.tensors import DistributeOptions, ModuleTensors
+from poseidon.torch.updates.rule import RuleUpdate
 
 CLOSURE = "{}; expected an optimizer whose step() uses gradients of backward(), without a closure"
 
@@ -74,3 +88,95 @@ def refuse_lr(rate: float, label: str) -> None:
         f"group.lr was set to {rate} under {label}; expected lr of the optimizer's "
         "param_groups, or a scheduler of torch"
     )
+
+
+class ShardOptimizerUpdate(RuleUpdate):
+    """See `Update`.
+
+    Args:
+        optimizers: one or more, of some or all of the module's parameters.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        tensors: ModuleTensors,
+        options: DistributeOptions,
+        context: WorkerContext,
+    ) -> None:
+        wanted = set()
+        for optimizer in optimizers:
+            check_closure(optimizer)
+            wanted |= exchanged_parameters(optimizer, tensors)
+        tensors = tensors.trained_by(wanted)
+        names = {parameter: name for name, parameter in tensors.trained.items()}
+        self.optimizers = optimizers
+        self._stepped: list[Optimizer] = []
+        """The optimizers whose `step` was called for the step that has ended last."""
+        self._begun_rates: tuple[float, ...] = ()
+        self._handles: list[RemovableHandle] = []
+        super().__init__(OptimizerRules(optimizers, names), tensors, options, context)
+
+    def attach(self, loop: GroupLoop) -> None:
+        super().attach(loop)
+        for optimizer in self.optimizers:
+            optimizer.state.clear()  # some make it before their first step
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def set_lr(self, rate: float) -> None:
+        refuse_lr(rate, self.label)
+
+    def check_begin(self) -> None:
+        super().check_begin()
+        self._begun_rates = self.rates()
+
+    def step(self, *, zero_grad: bool) -> bool:
+        self.loop.check_open("step")
+        self._check_zero_grad(zero_grad)
+        self._stepped.clear()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return self.loop.session.is_first_turn
+
+    def _before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        """End the step at the first optimizer's `step`, for all of them."""
+        check_no_closure(arguments, named)
+        session = self.loop.session
+        if not session.passes and self._stepped and optimizer not in self._stepped:
+            self._stepped.append(optimizer)
+            return
+        if session.has_begun and self.rates() != self._begun_rates:
+            raise UsageError(
+                f"lr has changed from {self._begun_rates} to {self.rates()} since this step's "
+                "first forward pass, and the gradients have left with the old rate; expected "
+                "changes between optimizer.step() and the next forward pass (group.settle() before "
+                "an evaluation, so that its forward pass begins no step; with virtual workers "
+                "`if group.step(): scheduler.step()`)"
+            )
+        self._end_step()
+        self._stepped = [optimizer]
+
+    def _watched(self) -> Iterable[nn.Parameter]:
+        return (p for o in self.optimizers for group in o.param_groups for p in group["params"])
+
+    def leaves(self) -> Sequence[Leaf]:
+        states = Leaf(
+            name="optimizers",
+            scope=Scope.SHARED,
+            stage=LeafStage.UPDATE,
+            read=lambda: [on_host(optimizer.state_dict()) for optimizer in self.optimizers],
+            write=self._load_optimizers,
+        )
+        return [states, *super().leaves()]
+
+    def _load_optimizers(self, found: Found) -> None:
+        with loading():
+            for optimizer, saved in zip(self.optimizers, found.shared, strict=True):
+                load_optimizer(optimizer, saved)

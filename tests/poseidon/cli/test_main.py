@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli import running_jobs, train
+from poseidon.cli import jobs, running_jobs
 from poseidon.cli.main import COMMANDS, OTHER_NAMES, ctrl_c_ends_at_once, main
 
 
@@ -85,7 +85,7 @@ def test_what_fails_in_a_module_of_import_is_named_with_its_line(
     module = tmp_path / "layer_that_fails.py"
     module.write_text(f"def run(parsed):\n    raise {kind.__name__}('gone')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(train, "run_train", lambda parsed: import_module(module.stem).run(parsed))
+    monkeypatch.setattr(jobs, "run_train", lambda parsed: import_module(module.stem).run(parsed))
     monkeypatch.delitem(sys.modules, module.stem, raising=False)
     assert main(["train", "--solver=/dev/null", f"--import={module.stem}"]) == 1
     said = capsys.readouterr().err

@@ -19,7 +19,7 @@ from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.observe.observer import Traffic
 from poseidon.observe.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded

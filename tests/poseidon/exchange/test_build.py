@@ -19,7 +19,7 @@ from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.statistics import WaitTimes
+from poseidon.exchange.observe.observer import WaitTimes
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
 from ps_server import Client, Consistency, Keeping, Precision, Rule

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import poseidon.pycaffe as caffe
-from poseidon.engine.elastic import Regrouped
-from poseidon.engine.memory import ScriptMemory
+from poseidon.engine.memory import Regrouped, ScriptMemory
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError

@@ -52,7 +52,7 @@ from poseidon.cluster.supervision.restarts import (
 )
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
-from poseidon.engine.snapshots.checksums import SUFFIX
+from poseidon.engine.snapshots.files import SUFFIX
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from poseidon.engine.data_waits import WAITED
+from poseidon.engine.own_time import WAITED
 from poseidon.errors import DataError
 from poseidon.exchange.device import HOST, Device
 

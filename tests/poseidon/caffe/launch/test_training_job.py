@@ -31,8 +31,7 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.document import JobDocument, read_document
-from poseidon.engine.training_options import TrainingOptions
+from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
@@ -110,7 +109,7 @@ def test_an_option_of_the_workers_is_named_by_one_class_alone() -> None:
             for path in root.rglob("*.py")
             if re.search(rf"(?<!--)\b{option}\b", path.read_text(encoding="utf-8"))
         }
-        assert naming - {"caffe/solver/worker.py"} == {"engine/training_options.py"}
+        assert naming - {"caffe/solver/worker.py"} == {"engine/document.py"}
         request = TrainRequest(**{option: 7})
         document = JobDocument(job="j", output="out", token="ab", solver="s", **request.options())
         assert getattr(read_document(JobDocument, document.to_json()), option) == 7

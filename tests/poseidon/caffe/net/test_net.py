@@ -15,7 +15,7 @@ from poseidon.caffe.layers.base import Layer, LayerContext, Shape
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
-from poseidon.engine.data_waits import WAITED
+from poseidon.engine.own_time import WAITED
 from poseidon.errors import DefinitionError, JobError, SnapshotError
 from tests.support.nets import build, definition, inputs, layer, noise
 

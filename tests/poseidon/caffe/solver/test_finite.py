@@ -14,7 +14,7 @@ from torch import nn
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.solver import finite
 from poseidon.caffe.solver.finite import LossCheck, not_finite
-from poseidon.engine.snapshots.writer import SnapshotSettings
+from poseidon.engine.snapshots.files import SnapshotSettings
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
 from tests.support.training import Job, run, write_definitions

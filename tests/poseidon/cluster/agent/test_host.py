@@ -27,6 +27,8 @@ from poseidon.cluster.agent.host import Agent
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
     PROTOCOL,
+    REPORTS,
+    REQUESTS,
     AgentHello,
     AgentWelcome,
     Heartbeat,
@@ -36,7 +38,6 @@ from poseidon.cluster.agent.messages import (
     StartProcess,
 )
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial.channel import StreamChannel
 from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.host_probe import Check, HostFacts

@@ -13,6 +13,8 @@ import pytest
 
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
+    REPORTS,
+    REQUESTS,
     AgentHello,
     AgentWelcome,
     Answer,
@@ -37,7 +39,6 @@ from poseidon.cluster.agent.messages import (
 )
 from poseidon.cluster.agent.remote import PART_BYTES, AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.process import OutputStream, ProcessSpec

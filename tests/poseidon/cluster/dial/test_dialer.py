@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from poseidon.cluster.agent import host
-from poseidon.cluster.agent.wire import PeerSilence
+from poseidon.cluster.agent.messages import PeerSilence
 from poseidon.cluster.dial import dialer
 from poseidon.cluster.dial.dialer import close_agents, dial_here
 

@@ -18,10 +18,9 @@ import zmq
 from poseidon import __version__
 from poseidon.cluster.agent import host as agent_host
 from poseidon.cluster.agent.host import Agent
-from poseidon.cluster.agent.messages import Exited, Heartbeat, Join, KilledByUser
+from poseidon.cluster.agent.messages import REPORTS, REQUESTS, Exited, Heartbeat, Join, KilledByUser
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial import tasks
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer, run_task

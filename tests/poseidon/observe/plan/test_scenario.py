@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from poseidon.exchange.server.pool import POOL_ELEMENTS
+from poseidon.exchange.server.placed import POOL_ELEMENTS
 from poseidon.observe.plan.scenario import (
     MIB,
     Lossy,

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 import poseidon
-from poseidon.errors import UsageError
+from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.row_tables import AloneRowTables
 from poseidon.torch.group import Group
+from poseidon.torch.tables.group import read_rows, rows_path, write_rows
 from poseidon.torch.tables.link import EmbeddingRows
 from poseidon.torch.tensors import DistributeOptions, RunsOn
 from poseidon.torch.update_rules import UpdateRule
-from ps_server import RowInit
+from ps_server import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.messages import Array, RowIds
 from ps_server.row_rules import first_values
 from tests.support.module_groups import BUILDING, How, member, together
@@ -646,3 +647,55 @@ def test_a_write_to_a_sparse_embedding_is_refused() -> None:
 
     with pytest.raises(UsageError, match=r"'weight' was changed by the script after distribute"):
         together(1, lambda _: torch_embedding(), SGD, body)
+
+
+SPEC = RowTableSpec(
+    name="users", rows=9, dim=2, rule=RowRule(kind=RowRuleKind.ROW_WISE_ADAGRAD), seed=3
+)
+
+
+def pieces() -> list[tuple[RowIds, list[Array]]]:
+    random = np.random.default_rng(0)
+    return [
+        (
+            np.array(rows, np.uint32),
+            [random.random((len(rows), width)).astype(np.float32) for width in (2, 1)],
+        )
+        for rows in ([1, 8], [0, 3, 5])
+    ]
+
+
+def test_rows_come_back_to_the_bit(tmp_path: Path) -> None:
+    path = rows_path(tmp_path / "run_iter_4.pt", 0)
+    write_rows(path, SPEC, 4, pieces())
+    assert [each.name for each in tmp_path.iterdir()] == ["run_iter_4.pt.rows0"]
+    found = list(read_rows(path, SPEC, 4))
+    for (rows, arrays), (written, values) in zip(found, pieces(), strict=True):
+        assert rows.tobytes() == written.tobytes()
+        assert [a.tobytes() for a in arrays] == [a.tobytes() for a in values]
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    write_rows(path, SPEC, 4, pieces())
+    whole = path.read_bytes()
+    body = whole.index(b"\n") + 1
+    with pytest.raises(SnapshotError, match=r'has a different table.*"updates": 5'):
+        list(read_rows(path, SPEC, 5))
+    for cut in (body, body + 10, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(SnapshotError, match="is truncated"):
+            list(read_rows(path, SPEC, 4))
+    for changed, reason in [
+        (b"no header\n", "a different table: no header"),
+        (whole[:body] + b"\xff" * 8, "a piece of"),
+        (whole[: body + 8] + b"\x09\0\0\0" + whole[body + 12 :], "out of order"),
+    ]:
+        path.write_bytes(changed)
+        with pytest.raises(SnapshotError, match=reason):
+            list(read_rows(path, SPEC, 4))
+    path.unlink()
+    with pytest.raises(SnapshotError, match=r"cannot read .*rows: No such file"):
+        list(read_rows(path, SPEC, 4))
+    with pytest.raises(SnapshotError, match=r"cannot write .*: No such file"):
+        write_rows(tmp_path / "no" / "rows", SPEC, 4, pieces())

@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.errors import UsageError
-from poseidon.torch.loader import SharedLoader
 from poseidon.torch.sampler import SharedSampler
+from poseidon.torch.shared_data import SharedLoader
 from poseidon.torch.weights import BatchWeights
 
 

@@ -21,7 +21,7 @@ from poseidon.exchange.server.carrier import ServerCarrier
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions, RunsOn
-from poseidon.torch.updates.shard_optimizer import ShardOptimizerUpdate
+from poseidon.torch.updates.optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S

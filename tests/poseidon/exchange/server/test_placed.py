@@ -15,7 +15,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.pool import (
+from poseidon.exchange.server.placed import (
     POOL_ELEMENTS,
     SMALL_TENSOR_ELEMENTS,
     pool_tensors,

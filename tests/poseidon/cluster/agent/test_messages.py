@@ -10,6 +10,8 @@ import pytest
 
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
+    REPORTS,
+    REQUESTS,
     AgentHello,
     AgentWelcome,
     Answer,
@@ -22,6 +24,7 @@ from poseidon.cluster.agent.messages import (
     Join,
     KilledByUser,
     OutputReport,
+    PeerSilence,
     ProcessSignal,
     Put,
     ReadFile,
@@ -35,9 +38,9 @@ from poseidon.cluster.agent.messages import (
     Signaled,
     Started,
     StartProcess,
+    WireError,
     WriteLine,
 )
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS, PeerSilence, WireError
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, HostRole
