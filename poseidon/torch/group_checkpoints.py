@@ -145,11 +145,6 @@ class GroupCheckpoints:
         loop = self._loop
         keeps = self._is_root if keeps is None else keeps
         loop.check_open(call)
-        if loop.plan.shards and loop.built.local_steps:
-            raise UsageError(
-                f"{call}() with local steps of a module of fully_shard(): each host has its own "
-                "state of the optimizer; expected torch.distributed.checkpoint, after settle()"
-            )
         loop.check_settle(f"{call}()")
         with loop.collections.calling(call):
             loop.settle(f"{call}()")

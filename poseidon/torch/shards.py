@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from poseidon.base.durable import replacing
 from poseidon.engine.packed import mapped
-from poseidon.engine.state_tree import Found, Leaf
+from poseidon.engine.state_tree import Found, Leaf, Scope
 from poseidon.engine.this_process import current_context
 from poseidon.errors import SnapshotError, UsageError, counted, described
 from poseidon.exchange.base import Trained
@@ -194,37 +194,89 @@ def whole(value: Any, *, keeps: bool) -> Any:
 
 
 def leaf_of_parts(
-    leaf: Leaf, like: Mapping[str, Tensor], missing: Callable[[str, Tensor], Any]
+    leaf: Leaf,
+    gather: Callable[[Any, bool], Any],
+    divide: Callable[[Any], Any],
+    member: Membership,
 ) -> Leaf:
-    """Return a leaf that has whole tensors of this worker's parts, by name.
+    """Return a leaf that has whole tensors of this worker's parts. What belongs to a virtual worker
+    of its own is a virtual host's, and is at the first of its virtual workers.
 
     Args:
-        leaf: of a dict of parts: tensors, or lists of them.
+        leaf: of parts. It takes the values of this worker's virtual workers, in place of others too.
+        gather: returns a value of whole tensors; all workers of a host call it together. The flag
+            says whether this worker needs it.
+        divide: returns the parts of a value of whole tensors.
+    """
+    workers, is_first = member.local_workers, member.local_rank == 0
+
+    def read() -> Any:
+        own = leaf.read()
+        if leaf.scope is not Scope.VIRTUAL:
+            return gather(own, member.network.rank == 0)
+        found = [gather(one, is_first) for one in own]
+        return found if is_first else [None] * len(found)
+
+    def of_host(found: Found, number: int) -> Any:
+        before = found.each[: number - number % workers + 1]
+        return divide(next(value for value in reversed(before) if value is not None))
+
+    def write(found: Found) -> None:
+        mine = {number: of_host(found, number) for number in found.own} if found.each else {}
+        each = [mine.get(number, mine[found.own[0]]) for number in range(len(found.each))]
+        shared = None if found.shared is None else divide(found.shared)
+        leaf.write(replace(found, each=each, shared=shared))
+
+    def resize(found: Found) -> Any:
+        return leaf.resize(replace(found, each=[one for one in found.each if one is not None]))
+
+    collect = (lambda keeps: gather(leaf.read(), keeps)) if leaf.scope is Scope.SHARED else None
+    return replace(leaf, read=read, collect=collect, write=write, resize=resize)
+
+
+def gathered(
+    parts: Mapping[str, Any],
+    like: Mapping[str, Tensor],
+    missing: Callable[[str, Tensor], Any],
+    *,
+    keeps: bool,
+) -> dict[str, Any]:
+    """Return parts by name as whole tensors. All workers of a host call it together.
+
+    Args:
+        parts: of this worker: tensors, or lists of them; empty: no worker has any.
         like: divided tensors by the same names, of all workers of a host.
         missing: returns what this worker has of a tensor without a part here, from the name and a
             tensor without elements.
+        keeps: whether this worker needs them.
     """
+    found: dict[str, Any] = {}
+    for name, tensor in like.items() if parts else ():
+        own = parts.get(name)
+        if own is None:
+            own = missing(name, torch.empty_like(local_of(tensor), dtype=torch.float32))
+        sharded = mapped(own, lambda part: like_shard(part.to(tensor.device), tensor))  # noqa: B023
+        found[name] = whole(sharded, keeps=keeps)
+    return found
 
-    def collect(keeps: bool) -> Any:
-        found, empty = leaf.read(), torch.empty(0)
-        for name, tensor in like.items():
-            own = found.get(name, None)
-            if own is None:
-                own = missing(name, torch.empty_like(local_of(tensor), dtype=torch.float32))
-            device = tensor.device
-            sharded = mapped(own, lambda part: like_shard(part.to(device), tensor))  # noqa: B023
-            found[name] = whole(sharded, keeps=keeps)
-        return found if keeps else mapped(found, lambda _: empty)
 
-    def write(found: Found) -> None:
-        parts = {
-            name: mapped(value, lambda one: part_of(one, like[name]))  # noqa: B023
-            for name, value in (found.shared or {}).items()
-            if name in like
-        }
-        leaf.write(replace(found, shared=parts if found.shared is not None else None))
+def divided_by_name(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return this worker's parts of whole tensors by name."""
+    return {
+        name: mapped(value, lambda one: part_of(one, like[name]).contiguous())  # noqa: B023
+        for name, value in found.items()
+        if name in like
+    }
 
-    return replace(leaf, collect=collect, write=write)
+
+def sum_over_host(value: float, sharded: Tensor) -> float:
+    """Return the sum of the values of all workers that have parts of a tensor. All call it
+    together.
+    """
+    of: Any = sharded
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total, group=of.device_mesh.get_group())
+    return float(total)
 
 
 def part_of(value: Tensor, sharded: Tensor) -> Tensor:

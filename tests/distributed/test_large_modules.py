@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,15 @@ train("all workers", mesh=init_device_mesh("cpu", (size,)))
 )
 
 
-def run(folder: Path, script: str, *flags: str, workers: int = 2) -> tuple[str, str]:
+def run(
+    folder: Path, script: str, *flags: str, workers: int = 2, arguments: Sequence[str] = ()
+) -> tuple[str, str]:
     """Run a script on two hosts with so many workers; return what it prints, and the messages."""
     (folder / "train.py").write_text(script, encoding="utf-8")
     hosts = f"--hostfile={machinefile(folder, 2)}"
-    done = poseidon_here(folder, "run", *flags, hosts, f"--workers={workers}", "train.py")
+    done = poseidon_here(
+        folder, "run", *flags, hosts, f"--workers={workers}", "train.py", *arguments
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -400,22 +405,21 @@ ROUNDS = (
     + """
 model = divided()
 optimizer = optimizer_of(model)
-outer = poseidon.Outer(lr=1.0, momentum=0.0)
+outer = poseidon.Outer(lr=1.0, momentum=float(sys.argv[1]))
 generator = torch.Generator().manual_seed(rank)
-with poseidon.distribute(model, optimizer, local_steps=3, outer=outer) as group:
-    for step in range(7):
+with poseidon.distribute(model, optimizer, local_steps=3, outer=outer, clip=0.5) as group:
+    resumed = sys.argv[1] != "0" and group.resume("saved")
+    for step in range(8):
         loss = loss_of(model, generator)
+        if step < group.steps:
+            continue
         loss.backward()
         group.step()
         mean = group.mean(loss.detach()).item()
         if rank == 0:
             print("step", step, mean, 0)
-    group.settle()
-    try:
-        group.save("saved")
-    except poseidon.PoseidonError as error:
-        if rank == 0:
-            print(error)
+        if step == 5 and not resumed:
+            group.save("saved")
 """
 )
 
@@ -468,7 +472,7 @@ def test_virtual_hosts_have_the_bits_of_fewer_hosts_also_after_a_loss(tmp_path: 
     assert found == alone.stdout
 
 
-def of_two_processes(steps: int, every: int) -> list[float]:
+def of_two_processes(steps: int, every: int, clip: float) -> list[float]:
     """The losses where each host trains by itself, and all take the mean after so many steps."""
     names: dict[str, Any] = {}
     exec(MODEL, names)
@@ -482,7 +486,8 @@ def of_two_processes(steps: int, every: int) -> list[float]:
             for rank, generator in enumerate(generators)
         ]
         (sum(losses_of_step) / 2).backward()
-        for optimizer in optimizers:
+        for host, optimizer in zip(hosts, optimizers, strict=True):
+            torch.nn.utils.clip_grad_norm_(host.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad()
         found.append(sum(loss.item() for loss in losses_of_step) / 4)
@@ -496,9 +501,15 @@ def of_two_processes(steps: int, every: int) -> list[float]:
 
 
 def test_each_host_makes_local_steps_as_one_worker(tmp_path: Path) -> None:
-    printed, _ = run(tmp_path, ROUNDS)
-    assert losses(printed, "step") == pytest.approx(of_two_processes(7, 3), rel=1e-5)
-    assert "save() with local steps of a module of fully_shard(): each host has" in printed
+    printed, _ = run(tmp_path, ROUNDS, arguments=["0"])
+    assert losses(printed, "step") == pytest.approx(of_two_processes(8, 3, 0.5), rel=1e-5)
+
+
+def test_each_host_resumes_its_local_steps(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, ROUNDS, arguments=["0.5"])
+    again, notes = run(tmp_path, ROUNDS, arguments=["0.5"])
+    assert "resuming from" in notes
+    assert losses(again, "step") == losses(first, "step")[6:]  # to the bit
 
 
 ADAPTER = (

@@ -164,6 +164,7 @@ class RoundsCarrier(GradientCarrier):
         options: steps of a round, fragments, delay and mix, and the outer rate.
         delayed: number of all workers, where rank 0 adds the outer momentum
             (`delayed_momentum.py`); 0: the outer rule has it.
+        reads_outer: whether this worker reads the outer histories for snapshots.
         quorum: the rounds, where a quorum of the workers ends them; None: all do.
 
     Attributes:
@@ -184,6 +185,7 @@ class RoundsCarrier(GradientCarrier):
         delayed: int = 0,
         rank: int = 0,
         own: range = range(1),
+        reads_outer: bool = True,
         quorum: QuorumRounds | None = None,
     ) -> None:
         self.indices = range(len(tensors))
@@ -231,7 +233,7 @@ class RoundsCarrier(GradientCarrier):
         if quorum is not None:
             quorum.settle = self._settle_quorum
         self.control = JobControl(quorum or self._delivery, root=outer.control.root)
-        outer_histories = outer.state.histories if outer.control.root else None
+        outer_histories = outer.state.histories if reads_outer else None
         self.state = RoundsState(
             self._inner.histories,
             outer.state,

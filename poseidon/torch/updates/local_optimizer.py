@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.packed import on_host
+from poseidon.engine.packed import mapped, on_host
 from poseidon.engine.session import Applies, LoopEvent
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.worker_context import STEP, WorkerContext
@@ -29,6 +29,14 @@ from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.own_states import OwnOptimizerStates
+from poseidon.torch.shards import (
+    divided_by_name,
+    gathered,
+    leaf_of_parts,
+    of_optimizer,
+    sum_over_host,
+    whole,
+)
 from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.updates.optimizer import load_optimizer
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
@@ -70,6 +78,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
                 f"'{coarse}' is {exchanged[coarse].dtype}, and local steps of a torch optimizer "
                 "exchange parameters of torch.float32; expected these, or a rule"
             )
+        self._named = exchanged
         self._parameters = {p: p for p in own.trained.values()}
         self.plan = own.plan(
             options, None, lambda name: local_of(exchanged[name]), sends_gradients=False
@@ -107,8 +116,11 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         self.loop.check_step(LoopEvent.OPTIMIZE)
         self.loop.on(LoopEvent.OPTIMIZE)
         if self.plan.options.clip is not None:
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self.plan.options.clip)
+            gradients = [local_of(p.grad) for p in self._parameters if p.grad is not None]
+            squares = plain_sum(map(sum_of_squares, gradients))
+            if self.plan.shards:
+                squares = sum_over_host(squares, next(iter(self._parameters)))
+            factor = clip_factor(squares, self.plan.options.clip)
             if factor != 1.0:
                 torch._foreach_mul_(gradients, factor)
         self._own.before_step()
@@ -134,13 +146,35 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             name="optimizer",
             scope=Scope.VIRTUAL,
             stage=LeafStage.UPDATE,
-            read=lambda: [on_host(self.optimizer.state_dict()) for _ in self.loop.tree.each()],
+            read=lambda: [self._state() for _ in self.loop.tree.each()],
             enter=self._enter,
             write=self._load_states,
             resize=first,
             live=self._histories.replicated,
         )
-        return [states, self._histories.only_outer()]
+        outer, member = self._histories.only_outer(), self.loop.context.member
+        if not self.plan.shards:
+            return [states, outer]
+        like = {trained.name: self._named[trained.name] for trained in self.plan.shards[0]}
+
+        def gather(parts: Any, keeps: bool) -> Any:
+            count = max(map(len, parts.values()), default=0)
+            return gathered(parts, like, lambda _, none: [none] * count, keeps=keeps)
+
+        return [
+            leaf_of_parts(
+                states,
+                lambda state, keeps: whole(state, keeps=keeps),
+                lambda state: of_optimizer(state, self.optimizer),
+                member,
+            ),
+            leaf_of_parts(outer, gather, lambda value: divided_by_name(value, like), member),
+        ]
+
+    def _state(self) -> Any:
+        state = self.optimizer.state_dict()
+        # the tensors of one that is divided are on one host only together
+        return mapped(state, torch.clone) if self.plan.shards else on_host(state)
 
     def _enter(self, at: int) -> None:
         self._own.enter(at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from poseidon.exchange.local_parts import local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.masters import under_a_rule
 from poseidon.torch.sent_gradients import SentGradients
-from poseidon.torch.shards import leaf_of_parts
+from poseidon.torch.shards import divided_by_name, gathered, leaf_of_parts
 from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.update_rules import ShardRules
 from ps_server.rules import history_count
@@ -229,7 +230,12 @@ class RuleUpdate(Update):
         if not self.plan.shards:
             return leaf
         counts = {t.name: history_count(t.rule.kind) for t in self.plan.shards[0]}
-        return leaf_of_parts(leaf, self._trained, lambda name, empty: [empty] * counts[name])
+
+        def gather(parts: Any, keeps: bool) -> Any:
+            return gathered(parts, self._trained, lambda n, none: [none] * counts[n], keeps=keeps)
+
+        member = self.loop.context.member
+        return leaf_of_parts(leaf, gather, lambda v: divided_by_name(v, self._trained), member)
 
     def _load_rate(self, found: Found) -> None:
         self._set_rate = found.shared
