@@ -21,7 +21,14 @@ from poseidon.base.settings import put_on_python_path
 from poseidon.errors import UsageError
 
 NAMES = {
+    "caffe.detector": "poseidon.pycaffe.classifier",
     "caffe": "poseidon.pycaffe",
+    "caffe2.python._import_c_extension": "poseidon.caffe2.workspace.c",
+    "caffe2.python.control_ops_grad": "poseidon.caffe2.core.control_gradients",
+    "caffe2.python.layers.functional": "poseidon.caffe2.layers.dense",
+    "caffe2.python.layers.sparse_lookup": "poseidon.caffe2.layers.dense",
+    "caffe2.python.modeling.net_modifier": "poseidon.caffe2.modeling.gradient_clipping",
+    "caffe2.python.predictor.serde": "poseidon.caffe2.predictor.predictor_py_utils",
     "caffe2.python.helpers.arg_scope": "poseidon.caffe2.brew",
     "caffe2.python.helpers.control_ops": "poseidon.caffe2.helpers.train",
     "caffe2.python.helpers.tools": "poseidon.caffe2.helpers.train",

@@ -19,7 +19,7 @@ from poseidon.caffe.data.prepare.annoset import AnnotationFormat, read_marked
 from poseidon.caffe.data.prepare.convert import read_mnist
 from poseidon.caffe.data.prepare.imageset import Conversion, to_datum
 from poseidon.caffe.export.formats import read_tensors
-from poseidon.caffe.layers.classification_loss import read_matrix
+from poseidon.caffe.layers.losses import read_matrix
 from poseidon.caffe.proto.caffe_pb2 import BlobProto
 from poseidon.caffe.proto.definition import read_net, read_solver
 from poseidon.caffe.snapshot.caffemodel import read_model

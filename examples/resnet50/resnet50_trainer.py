@@ -41,8 +41,7 @@ from poseidon.caffe2.models import resnet, shufflenet
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import sentence
 from poseidon.caffe2.training import checkpoints
-from poseidon.caffe2.training.flags import AUTO, Plan, flags, plan_of
-from poseidon.caffe2.training.rendezvous import from_flags, in_job
+from poseidon.caffe2.training.flags import AUTO, Plan, flags, from_flags, in_job, plan_of
 from poseidon.errors import JobError, PoseidonError, UsageError
 
 logging.basicConfig()

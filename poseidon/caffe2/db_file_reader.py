@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.base.settings import expanded
-from poseidon.caffe2 import _import_c_extension as C
 from poseidon.caffe2 import core, scope, workspace
 from poseidon.caffe2.dataio import Reader
 from poseidon.caffe2.dataset import Dataset
 from poseidon.caffe2.schema import from_column_list
+from poseidon.caffe2.workspace import c as C
 
 
 class DBFileReader(Reader):

@@ -12,7 +12,7 @@ from poseidon.caffe2.modeling.initializers import ExternalInitializer
 from poseidon.caffe2.modeling.parameter_info import ParameterInfo, ParameterTags
 from poseidon.caffe2.modeling.parameter_sharing import parameter_sharing_context
 from poseidon.caffe2.optimizer_context import DEFAULT_OPTIM, OptimizerContext
-from poseidon.caffe2.predictor_net import ExtractPredictorNet
+from poseidon.caffe2.predictor.predictor_py_utils import ExtractPredictorNet
 
 __all__ = ["ExtractPredictorNet", "ModelHelper"]
 

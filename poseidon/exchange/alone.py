@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, LocalHistories, Step
 from poseidon.exchange.device import HOST, device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.job_control import AloneDelivery
-from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
 from poseidon.exchange.turns import Factors
 from ps_server import Rule

@@ -16,16 +16,23 @@ save for `traffic`.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, History
+from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.observe.observer import Traffic
+from ps_server import Client
+from ps_server.rules import history_count
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -246,3 +253,102 @@ class FactoredCarrier(Carrier):
     @abstractmethod
     def release(self, index: int) -> None:
         """Take over a tensor whose factors have begun: its layer does not use it any more."""
+
+
+class SharedNorm:
+    """The norm that carriers share: one sum for the server.
+
+    Args:
+        carriers: their names. Each adds once an iteration, on rank 0, and takes each total once.
+    """
+
+    def __init__(self, client: Client, carriers: Collection[str]) -> None:
+        self._client = client
+        self._carriers = carriers
+        self._lock = threading.Lock()
+        self._squares: dict[int, dict[str, Sequence[float]]] = {}
+        self._totals: dict[int, tuple[Future[float], int]] = {}
+
+    def add(self, carrier: str, clock: int, squares: Sequence[float]) -> None:
+        """Add numbers whose exact sum is the sum of squares of a carrier's gradients. Rank 0."""
+        with self._lock:
+            parts = self._squares.setdefault(clock, {})
+            parts[carrier] = squares
+            if len(parts) < len(self._carriers):
+                return
+            del self._squares[clock]
+        self._client.add_norm(clock, list(chain(*parts.values())))
+
+    def total(self, clock: int) -> float:
+        """Wait for the sum of squares over all gradients; each carrier calls it once an
+        iteration.
+        """
+        with self._lock:
+            total, taken = self._totals.pop(clock, (Future(), 0))
+            if taken + 1 < len(self._carriers):
+                self._totals[clock] = total, taken + 1
+        if taken == 0:
+            try:
+                total.set_result(self._client.total_norm(clock))
+            except BaseException as error:  # the waits of the others end with it, too
+                total.set_exception(error)
+                raise
+        return total.result()
+
+
+class LocalHistories(CarrierState):
+    """The histories of a carrier's tensors.
+
+    Args:
+        replicated: whether other replicas keep the same history.
+
+    Attributes:
+        of: for each tensor its flat history tensors.
+    """
+
+    def __init__(self, tensors: Mapping[int, Trained], *, replicated: bool) -> None:
+        self._tensors = tensors
+        self._replicated = replicated
+        self.of = {
+            index: [
+                torch.zeros_like(trained.tensor.detach().view(-1))
+                for _ in range(history_count(trained.rule.kind))
+            ]
+            for index, trained in tensors.items()
+        }
+
+    def load(self, histories: Sequence[History] | None) -> None:
+        """Continue from these histories of all tensors: from zeros where there are none."""
+        for index, own in self.of.items():
+            history = histories[index] if histories else ()
+            for number, tensor in enumerate(own):
+                if number < len(history):
+                    array = np.ascontiguousarray(history[number], np.float32)
+                    tensor.copy_(torch.from_numpy(array).view(-1))
+                else:
+                    tensor.zero_()
+
+    def histories(self) -> Mapping[int, History]:
+        return {index: self._copied(index, None) for index in self.of}
+
+    def keep(self, into: Mapping[int, History]) -> KeptHistories:
+        return KeptHistories.here(
+            {index: self._copied(index, into.get(index)) for index in self.of}
+        )
+
+    def _copied(self, index: int, into: History | None) -> History:
+        own, shape = self.of[index], tuple(self._tensors[index].tensor.shape)
+        if into is None or len(into) != len(own):
+            into = [np.empty(shape, np.float32) for _ in own]
+        for array, tensor in zip(into, own, strict=True):
+            torch.from_numpy(array).view(-1).copy_(tensor)
+        return into
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        if not self._replicated:
+            return {}
+        return {
+            f"{self._tensors[index].name}, history {number}": tensor
+            for index, own in self.of.items()
+            for number, tensor in enumerate(own)
+        }

@@ -32,8 +32,7 @@ from poseidon.base.text_files import aligned
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.lossy.automatic import wire_bytes
-from poseidon.exchange.lossy.compression import Compression
+from poseidon.exchange.lossy.compression import Compression, wire_bytes
 from poseidon.exchange.membership import Membership
 from ps_server import Precision
 

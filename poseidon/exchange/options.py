@@ -22,8 +22,7 @@ from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 if TYPE_CHECKING:
-    from poseidon.exchange.lossy.automatic import Auto
-    from poseidon.exchange.lossy.compression import Compression
+    from poseidon.exchange.lossy.compression import Auto, Compression
 
 LOCAL_STEPS = frozenset(
     {
@@ -89,7 +88,7 @@ class ExchangeOptions:
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need
             yet; None: no limit.
         compress: how tensors are compressed (`lossy/compression.py`); empty: none.
-        loss_budget: of `auto` (`lossy/automatic.py`); None: there is none.
+        loss_budget: of `auto` (`lossy/compression.py`); None: there is none.
         wait_free: whether gradients leave while the backward pass runs.
         check_replicas: iterations between comparisons of the replicas; 0: they are never compared.
         on_divergence: the effect of a difference.

@@ -6,8 +6,7 @@ from poseidon.caffe.layers.blob import Blob
 from poseidon.caffe.layers.python_layer import CaffeLayer as Layer
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.pycaffe import _caffe, coord_map, draw, io, net_spec, proto, pycaffe
-from poseidon.pycaffe.classifier import Classifier
-from poseidon.pycaffe.detector import Detector
+from poseidon.pycaffe.classifier import Classifier, Detector
 from poseidon.pycaffe.mode import (
     has_nccl,
     init_log,

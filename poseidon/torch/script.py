@@ -49,12 +49,15 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local_parts import forget_meshes
 from poseidon.exchange.observe.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
-from poseidon.torch.lazy_compiler import import_compiler_late
 from poseidon.torch.process_group.backend import Calls, register
 from poseidon.torch.process_group.mesh import Mesh
-from poseidon.torch.script_output import output_to_log
+from poseidon.torch.script_process import (
+    free_address,
+    import_compiler_late,
+    output_to_log,
+    torchrun_variables,
+)
 from poseidon.torch.spawning import ScriptPlace, this_machine
-from poseidon.torch.torchrun import free_address, torchrun_variables
 from poseidon.torch.trainer_logs import taking_from_trainer
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer

@@ -22,7 +22,7 @@ from benchmarks.beside_torchrun import (
     difference,
     printed,
 )
-from poseidon.torch.torchrun import free_address
+from poseidon.torch.script_process import free_address
 from tests.support.training_processes import ROOT, machinefile, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

@@ -93,7 +93,7 @@ def read(folder: Path) -> Results:
 
 
 def free_port() -> int:
-    from poseidon.torch.torchrun import free_address
+    from poseidon.torch.script_process import free_address
 
     return int(free_address("127.0.0.1").rpartition(":")[2])
 

@@ -41,7 +41,7 @@ MODULES = (
     "ps_server.server",
     "poseidon.exchange.worker_links",
     "poseidon.exchange.factors.factor_rounds",
-    "poseidon.exchange.factors.weight_progress",
+    "poseidon.exchange.factors.weight",
     "poseidon.exchange.factors.carrier",
     "poseidon.exchange.peers",
     "poseidon.exchange.allreduce.sum_rounds",

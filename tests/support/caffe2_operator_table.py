@@ -20,6 +20,7 @@ CAFFE2 = SHARED / "caffe2" / "operators.csv"
 COLUMNS = 100
 TABLE, MISSING = "table of operators", "missing operators"
 FOLDERS = {
+    "operators": "Control",
     "layers": "Layers and losses",
     "numeric": "Arithmetic, functions, reductions",
     "arrays": "Shapes, joining, gathering, filling",

@@ -24,7 +24,9 @@ from poseidon.caffe.net.params import ParamInfo, ParamTable, derive_seed
 from poseidon.caffe.proto.caffe_pb2 import NetState, Phase
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.caffe.proto.phase import filter_net
+from poseidon.engine.document import WorkerDocument
 from poseidon.errors import DataError, DefinitionError
+from poseidon.exchange.device import TYPES
 
 META = torch.device("meta")
 
@@ -322,3 +324,20 @@ class _Compiler:
             raise self.definition.error(index, str(error)) from error
         except DataError as error:
             raise DataError(str(self.definition.error(index, str(error)))) from error
+
+
+def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
+    place = document.member.host_place
+    return LayerContext(
+        phase=phase,
+        seed=seed,
+        rank=document.rank,
+        workers=document.workers,
+        client=place.host,
+        clients=place.host_count,
+        local_rank=place.local_rank,
+        local_workers=place.local_workers,
+        device=torch.device(document.device),
+        autocast=TYPES.get(document.precision),
+        channels_last=document.channels_last,
+    )

@@ -14,11 +14,11 @@ from typing import Any
 
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.registry import import_modules, location_in
+from poseidon.caffe.net.compile import layer_context
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.proto.projects import unpack_solver
 from poseidon.caffe.solver.checkpoint import Checkpoint
-from poseidon.caffe.solver.layer_context import layer_context
 from poseidon.caffe.solver.replica import Replica, net_table
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester

@@ -27,9 +27,9 @@ from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.layers.rearrange import INTEGERS, outside
 from poseidon.caffe.layers.registry import import_modules, location_in
+from poseidon.caffe.net.compile import layer_context
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST
-from poseidon.caffe.solver.layer_context import layer_context
 from poseidon.caffe.tools.preflight import Extraction
 from poseidon.caffe.tools.solo import NetRequest, open_net, zero_inputs
 from poseidon.engine.work import NOTHING, Work

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poseidon.caffe2.core.blobs import BlobReference, CreateOperator, GradientSlice
-from poseidon.caffe2.core.gradient_sums import rename
+from poseidon.caffe2.core.gradient_sums import rename, rename_inner_outputs
 from poseidon.caffe2.core.gradients import IR, GradientRegistry
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.utils import GetArgumentDict, MakeArgument
@@ -333,3 +333,9 @@ def _renamed_results(operators: list[OperatorDef], found: Gradients) -> list[Ope
         rename(op.input, names)
         rename(op.output, names)
     return operators
+
+
+def disambiguate_grad_if_op_output(grad_op: OperatorDef, idx: int, new_grad_output: str) -> None:
+    """Rename an output of an `If`, in its branches too."""
+    rename_inner_outputs(grad_op, grad_op.output[idx], new_grad_output)
+    grad_op.output[idx] = new_grad_output

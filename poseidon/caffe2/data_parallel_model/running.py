@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.caffe2 import core, predictor_net, workspace
+from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.data_parallel_model.collectives import (
     Rendezvous,
     between_hosts,
@@ -32,6 +32,7 @@ from poseidon.caffe2.data_parallel_model.replicas import (
     scope_of,
     stripBlobName,
 )
+from poseidon.caffe2.predictor import predictor_py_utils
 from poseidon.caffe2.shards.common_world import CommonWorld
 from poseidon.caffe2.workspace.current import current
 
@@ -252,7 +253,7 @@ def ExtractPredictorNet(
     check_parallelized(model)
     first = scope_of(model, model._devices[0])
     plain = [*inputs, *outputs]
-    return predictor_net.ExtractPredictorNet(
+    return predictor_py_utils.ExtractPredictorNet(
         net_proto=model.net.Proto(),
         input_blobs=[first + str(name) for name in inputs],
         output_blobs=[first + str(name) for name in outputs],

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe.export.graph import OPERATORS, Shape
-from poseidon.caffe2.operators.control.recurrent import Link, RecurrentNetwork
+from poseidon.caffe2.operators.recurrent import Link, RecurrentNetwork
 from poseidon.caffe2.operators.registry import find, is_registered
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.bind import function_of

@@ -1,10 +1,17 @@
-"""Layers on dense columns: fully connected, dropout, joining."""
+"""Layers on columns: fully connected, dropout and joining of dense ones, rows of a table by the ids of
+each example, and `Functional`, which makes a layer of any function of nets and records.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from poseidon.caffe2 import core, schema, scope, workspace
 from poseidon.caffe2.layers.layers import ModelLayer, registered
 
 
@@ -148,3 +155,147 @@ class Concat(ModelLayer):
         (output,) = self.output_schema.field_blobs()
         outputs = [output, f"{output}_concat_dims"]
         net.Concat(self.input_record.field_blobs(), outputs, axis=self.axis, add_axis=self.add_axis)
+
+
+IdList = schema.List(np.int64)
+"""Lists of ids, one for each example."""
+IdScoreList = schema.Map(np.int64, np.float32)
+"""Lists of ids with scores."""
+
+
+@registered
+class SparseLookup(ModelLayer):
+    """Looks up a row for each id, and reduces the rows of each example.
+
+    Args:
+        input_record: an `IdList` or an `IdScoreList`; the metadata of its ids has the
+            `categorical_limit`, the number of rows.
+        inner_shape: the shape of a row.
+        reducer: Sum, Mean, Max or Sqrt (the sum over the root of the number of ids);
+            WeightedSum, by the scores; None: rows stay, one for each id.
+        weight_init: (filler, arguments); by default uniform between -1 / sqrt(rows) and
+            1 / sqrt(rows).
+        weight_optim: see `LayerParameter`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_record: Any,
+        inner_shape: int | Sequence[int],
+        reducer: str,
+        weight_init: Any = None,
+        weight_optim: Any = None,
+        name: str = "sparse_lookup",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, name, input_record, **kwargs)
+        shape = [inner_shape] if isinstance(inner_shape, int) else list(inner_shape)
+        legal = ["Sum", "Mean", "Max", "Sqrt", "None"]
+        self.ids = "values"
+        if not schema.equal_schemas(input_record, IdList):
+            assert schema.equal_schemas(input_record, IdScoreList, check_field_types=False)
+            self.ids = "values:keys"
+            legal.append("WeightedSum")
+        assert reducer in legal, f"{self.name}: reducer is {reducer}, expected {', '.join(legal)}"
+        metadata = input_record[self.ids].metadata
+        assert metadata is not None, f"{self.name}: the ids have no metadata with categorical_limit"
+        rows = metadata.categorical_limit
+        scale = math.sqrt(1 / rows)
+        self.reducer = reducer
+        self.w = self.create_param(
+            "w",
+            [rows, *shape],
+            weight_init or ("UniformFill", {"min": -scale, "max": scale}),
+            weight_optim,
+        )
+        self.output_schema = self.scalar(shape)
+
+    def add_ops(self, net: Any) -> None:
+        ids, lengths = self.input_record[self.ids](), self.input_record["lengths"]()
+        outputs = self.output_schema.field_blobs()
+        if self.reducer == "None":
+            net.Gather([self.w, ids], outputs)
+        elif self.reducer in ("Sum", "Mean", "Max"):
+            getattr(net, f"SparseLengths{self.reducer}")([self.w, ids, lengths], outputs)
+        else:
+            if self.reducer == "Sqrt":
+                weights = net.LengthsToWeights(lengths, net.NextScopedBlob("weights"), power=0.5)
+            else:
+                weights = self.input_record["values:values"]()
+            net.SparseLengthsWeightedSum([self.w, weights, ids, lengths], outputs)
+
+
+log = logging.getLogger("poseidon.caffe2.layers")
+
+
+@registered
+class Functional(ModelLayer):
+    """Calls `function(net, input_record, output_record, **kwargs)`.
+
+    Args:
+        input_record: a record, or a list of columns.
+        output_names_or_num: names or the number of the outputs; a list, or a number other than 1,
+            gives a structure. A record stands for itself.
+        function: adds the operators.
+        output_dtypes: the types of the outputs; by default they are inferred.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_record: Any,
+        output_names_or_num: Any = 1,
+        function: Callable[..., Any] | None = None,
+        name: str = "functional",
+        output_dtypes: Any = None,
+        tags: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        assert function is not None, "a Functional layer needs a function"
+        super().__init__(model, name, schema.as_record(input_record), tags=tags, **kwargs)
+        self._function = function
+        if isinstance(output_names_or_num, schema.Field):
+            self.output_schema = output_names_or_num.clone(keep_blobs=True)
+            return
+        several = isinstance(output_names_or_num, list) or (
+            isinstance(output_names_or_num, int) and output_names_or_num != 1
+        )
+        if isinstance(output_names_or_num, int):
+            wanted = schema.RawTuple(output_names_or_num)
+        else:
+            names = output_names_or_num if several else [output_names_or_num]
+            wanted = schema.Struct(*[(each, np.void) for each in names])
+        with scope.NameScope(self.name, reset=True):
+            made = schema.NewRecord(model.net, wanted)
+        self.output_schema = made if several else made[0]
+        scalars = self.output_schema.all_scalars()
+        if output_dtypes is None:
+            self._infer(scalars)
+            return
+        given = output_dtypes if isinstance(output_dtypes, list) else [output_dtypes] * len(scalars)
+        for scalar, dtype in zip(scalars, given, strict=True):
+            scalar.set_type(dtype)
+
+    def _infer(self, scalars: list[Any]) -> None:
+        """Set the types of outputs as the operators make them of no examples."""
+        net, unknown = core.Net("_type_inference"), []
+        try:
+            schema.InitEmptyRecord(net, self.input_record, enforce_types=True)
+            self._function(net, self.input_record, self.output_schema, **self.kwargs)
+            shapes, types = workspace.InferShapesAndTypes([net], {})
+        except TypeError as error:
+            log.warning("%s: types of outputs are not known: %s", self.name, error)
+            return
+        for scalar in scalars:
+            blob = str(scalar())
+            extents = shapes.get(blob)
+            if extents is None or blob not in types or (extents and extents[0] != 0):
+                unknown.append(blob)
+            else:
+                scalar.set_type((schema.dtype_for_core_type(types[blob]), tuple(extents[1:])))
+        if unknown:
+            log.warning("the types of %s are not known; give output_dtypes", ", ".join(unknown))
+
+    def add_ops(self, net: Any) -> None:
+        self._function(net, self.input_record, self.output_schema, **self.kwargs)

@@ -1,14 +1,42 @@
-"""Gradient clipping, tensor by tensor."""
+"""Gradient clipping, tensor by tensor, and the base class of what adds operators to a net that is
+built.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.modeling.net_modifier import NetModifier
 from poseidon.caffe2.optimizer import get_param_device
 from poseidon.errors import unknown
+
+
+class NetModifier(ABC):
+    """Adds operators to a net; `modifier(net, ...)` is `modifier.modify_net(net, ...)`."""
+
+    @abstractmethod
+    def modify_net(
+        self,
+        net: Any,
+        init_net: Any = None,
+        grad_map: Any = None,
+        blob_to_device: Any = None,
+        modify_output_record: bool = False,
+    ) -> None:
+        """Modify a net.
+
+        Args:
+            net: the net.
+            init_net: the net that makes its parameters.
+            grad_map: the gradient of each parameter, such as `model.param_to_grad`.
+            blob_to_device: the device of each blob.
+            modify_output_record: whether new blobs go to the record of the net's outputs.
+        """
+
+    def __call__(self, net: Any, *args: Any, **kwargs: Any) -> None:
+        self.modify_net(net, *args, **kwargs)
 
 
 class GradientClipping(NetModifier):

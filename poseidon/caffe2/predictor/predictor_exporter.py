@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from poseidon.caffe2 import core, scope, workspace
+from poseidon.caffe2.predictor import predictor_py_utils
 from poseidon.caffe2.predictor import predictor_py_utils as utils
-from poseidon.caffe2.predictor import serde
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2, metanet_pb2
 
@@ -207,7 +207,8 @@ def save_to_db(
     meta_net_def = get_meta_net_def(predictor_export_meta, *args)
     with core.DeviceScope(core.DeviceOption(DEVICE_NUMBERS["CPU"])):
         workspace.FeedBlob(
-            predictor_constants.META_NET_DEF, serde.serialize_protobuf_struct(meta_net_def)
+            predictor_constants.META_NET_DEF,
+            predictor_py_utils.serialize_protobuf_struct(meta_net_def),
         )
     blobs = [predictor_constants.META_NET_DEF, *predictor_export_meta.parameters]
     save = core.CreateOperator(
@@ -246,7 +247,7 @@ def load_from_db(
     ):
         assert workspace.RunOperatorOnce(operator), f"Cannot read the predictor {filename}"
     blob = workspace.FetchBlob(name)
-    meta_net_def = serde.deserialize_protobuf_struct(
+    meta_net_def = predictor_py_utils.deserialize_protobuf_struct(
         blob if isinstance(blob, bytes) else str(blob).encode(), metanet_pb2.MetaNetDef
     )
     device_option = scope.CurrentDeviceScope() if device_option is None else device_option

@@ -13,13 +13,13 @@ from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.views import WorkspaceView
 from poseidon.caffe2.runtime.workspace import Workspace as RuntimeWorkspace
-from poseidon.caffe2.workspace.current import current
+from poseidon.caffe2.workspace import current
 
 
 class _WithCurrent(type):
     @property
     def current(cls) -> WorkspaceView:
-        return WorkspaceView(current())
+        return WorkspaceView(current.current())
 
 
 class Workspace(WorkspaceView, metaclass=_WithCurrent):
@@ -158,3 +158,10 @@ def registered_dbs() -> list[str]:
 
 def _bytes(text: bytes | str) -> bytes:
     return text.encode(errors="surrogateescape") if isinstance(text, str) else text
+
+
+has_cuda_support = current.has_cuda_support
+has_hip_support = current.has_hip_support
+has_gpu_support = current.has_gpu_support
+num_cuda_devices = current.NumCudaDevices()
+cuda_version = current.GetCUDAVersion()

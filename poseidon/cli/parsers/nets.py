@@ -217,7 +217,7 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
     line = f"upgrade {what} to today's grammar"
     return Command(
         name=name,
-        module="upgrading",
+        module="definitions",
         line=line,
         description=f"{line.capitalize()}. OUTPUT is written also where nothing was to be done.",
         example=f"poseidon {name} {example}",
@@ -233,7 +233,7 @@ def _consolidate(parser: Parser) -> None:
 
 INIT = Command(
     name="init",
-    module="zoo",
+    module="definitions",
     line="make a project folder to edit and train",
     description="Copy a net of the zoo, or an example, into a new folder that trains from there: "
     "solver, net or script, machinefile, README. Without PROJECT list what there is.",
@@ -345,7 +345,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="download_model_binary",
-        module="zoo",
+        module="definitions",
         line="fetch the weights of a model's folder",
         description="Fetch the model that a folder's readme names (caffemodel, caffemodel_url, "
         "sha1).",

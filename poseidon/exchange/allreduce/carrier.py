@@ -22,15 +22,13 @@ from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
-from poseidon.exchange.carrier import GradientCarrier, Step
+from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.observe.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor
-from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
 from ps_server.errors import as_server_error

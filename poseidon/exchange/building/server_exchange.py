@@ -16,7 +16,7 @@ from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
-from poseidon.exchange.carrier import Carrier
+from poseidon.exchange.carrier import Carrier, SharedNorm
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
@@ -28,7 +28,6 @@ from poseidon.exchange.peers import Peers
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.placed import pool_tensors, pools_of
 from poseidon.exchange.server.store import StoreLayout, store_spec, table_specs
-from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns
 from ps_server import Client, CodecPair, Precision, StoreSpec
 from ps_server.link import LinkPriority

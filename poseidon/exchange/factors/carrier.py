@@ -27,20 +27,17 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
-from poseidon.exchange.carrier import FactoredCarrier, Step
+from poseidon.exchange.carrier import FactoredCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
 from poseidon.exchange.factors.peers import FactorPeers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
-from poseidon.exchange.factors.weight import FactorWeight
-from poseidon.exchange.factors.weight_progress import RoundStep
+from poseidon.exchange.factors.weight import FactorWeight, RoundStep
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.observer import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor, join_within
-from poseidon.exchange.shared_norm import SharedNorm
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread

@@ -33,7 +33,7 @@ Laws:
 * Where all fragments have settled the values of all workers are equal, so a snapshot holds one set
   of values, the outer history, and the inner history of each worker.
 * A worker is a virtual one where a process computes for several: each has values and an inner
-  history of its own (`inner_workers.py`). Their outer gradients meet in the outer exchange, in the
+  history of its own (`state.py`). Their outer gradients meet in the outer exchange, in the
   tree of virtual workers.
 * Where a quorum of the workers ends a round (`quorum.py`), a late worker leaves iterations out, so
   its next round ends at another iteration.
@@ -57,10 +57,8 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
-from poseidon.exchange.rounds.inner_workers import InnerWorkers
-from poseidon.exchange.rounds.quorum import QuorumRounds
-from poseidon.exchange.rounds.requests import RoundDelivery
-from poseidon.exchange.rounds.state import RoundsState
+from poseidon.exchange.rounds.quorum import QuorumRounds, RoundDelivery
+from poseidon.exchange.rounds.state import InnerWorkers, RoundsState
 from ps_server import Rule, RuleKind
 from ps_server.interruption import Interruption
 

@@ -36,9 +36,8 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import Step
+from poseidon.exchange.carrier import LocalHistories, Step
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.lossy.low_rank_matrix import FactorTables, factors_in, matrices_of
 from poseidon.exchange.observe.observer import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
+from poseidon.exchange.carrier import LocalHistories
 from poseidon.exchange.factors.products import Scratch, apply_factors
-from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables, matrices_of
 from ps_server import Rule
 from ps_server.rules import update

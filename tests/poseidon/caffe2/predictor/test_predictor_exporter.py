@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import brew, core, model_helper, workspace
-from poseidon.caffe2.predictor import predictor_exporter, predictor_py_utils, serde
+from poseidon.caffe2.predictor import predictor_exporter, predictor_py_utils
 from poseidon.caffe2.predictor_constants import predictor_constants as names
 from poseidon.caffe2.proto import caffe2_pb2, metanet_pb2
 from poseidon.caffe2.runtime import databases
@@ -138,8 +138,8 @@ def test_keys_and_lists_of_a_message() -> None:
     assert utils.GetApplicationSpecificInfoDict(proto) == {"k": "v"}
     predictor_exporter.set_model_info(proto, "project", "class", "2")
     assert (proto.modelInfo.project, proto.modelInfo.version) == ("project", "2")
-    copy = serde.deserialize_protobuf_struct(
-        serde.serialize_protobuf_struct(proto), metanet_pb2.MetaNetDef
+    copy = predictor_py_utils.deserialize_protobuf_struct(
+        predictor_py_utils.serialize_protobuf_struct(proto), metanet_pb2.MetaNetDef
     )
     assert copy == proto
     assert (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.local_histories import LocalHistories
+from poseidon.exchange.carrier import LocalHistories
 from poseidon.exchange.lossy.low_rank_matrix import (
     LowRank,
     factor_tables,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.carrier import Step
-from poseidon.exchange.rounds.inner_workers import InnerWorkers
+from poseidon.exchange.rounds.state import InnerWorkers
 from ps_server import Rule, RuleKind
 from tests.support.exchanges import AloneExchange
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from poseidon.caffe2 import core, rnn_cell
 from poseidon.caffe2.model_helper import ModelHelper
-from poseidon.caffe2.predictor_net import ExtractPredictorNet
+from poseidon.caffe2.predictor.predictor_py_utils import ExtractPredictorNet
 from poseidon.caffe2.proto import caffe2_pb2
 
 

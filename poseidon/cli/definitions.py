@@ -1,14 +1,15 @@
-"""What the three upgrade commands share: read a file, upgrade it, write it, and print what was
-done.
+"""The commands for definitions and models as files: init copies a net of the zoo, download_model_binary
+gets its model, and three commands upgrade old grammars.
 
-Law: as with Caffe's tools of these names, the output is written even if there is nothing to
-upgrade, and if something was left out; the latter is printed, and the exit code is 1. If the
-upgrade fails, nothing is written and an earlier file stays.
+Law: as with Caffe's tools of these names, an upgrade writes its output even if there is nothing to
+upgrade. If a setting was left out, it is printed and the exit code is 1. If the upgrade fails, nothing is
+written and an earlier file stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,16 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from poseidon.base.durable import is_standard_output
+from poseidon.base.paths import own_command, own_python
+from poseidon.caffe.data.prepare.download import fetch_model, is_complete, read_model_folder
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverParameter
+from poseidon.caffe.proto.projects import (
+    project_files,
+    project_title,
+    projects,
+    training_commands,
+    write_project,
+)
 from poseidon.caffe.proto.text import read, to_text
 from poseidon.caffe.proto.upgrade.driver import (
     dropped_settings,
@@ -28,8 +38,50 @@ from poseidon.caffe.proto.upgrade.driver import (
 )
 from poseidon.caffe.proto.upgrade.v1 import UpgradeError, has_solver_type
 from poseidon.caffe.snapshot.caffemodel import read_message
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.engine.snapshots.files import write_atomically
-from poseidon.errors import DefinitionError
+from poseidon.errors import DefinitionError, UsageError, nearest
+
+ALIASES = {"mnist": "lenet"}
+
+
+def run_init(arguments: argparse.Namespace) -> int:
+    """Make the project, or list the projects."""
+    known = projects()
+    if arguments.project is None or arguments.list:
+        for name, folder in known.items():
+            print(f"{name:20} {project_title(folder)}")
+        print(f"\nMake one of them with: {own_command()} init PROJECT [DIR]")
+        return 0
+    name = ALIASES.get(arguments.project, arguments.project)
+    if name not in known:
+        near = nearest(name, known)
+        hint = f"did you mean {near}?" if near else f"`{own_command()} init` lists them"
+        raise UsageError(f"there is no project '{arguments.project}'; {hint}")
+    folder = Path(arguments.folder or name)
+    write_project(folder, project_files(name, known[name]))
+    print(f"Created {folder}; its README.md describes the files. To train:\n")
+    # Paths of programs lead from the new folder.
+    typed = {"poseidon": own_command(folder), "python": own_python(folder)}
+    lines = [f"cd {shlex.quote(str(folder))}"]
+    for command in training_commands(name, known[name]):
+        program, _, words = command.partition(" ")
+        lines.append(f"{typed.get(program, program)} {words}")
+    print("\n".join(f"    {line}" for line in lines))
+    return 0
+
+
+def run_download_model_binary(arguments: argparse.Namespace) -> int:
+    """Fetch; 0 when the model is there."""
+    model = read_model_folder(arguments.dirname)
+    if is_complete(model):
+        print("Model already exists.")
+        return 0
+    with progress_bar(arguments.progress) as report:
+        fetch_model(model, report)
+    print(f"{model.path} is ready")
+    return 0
+
 
 M = TypeVar("M", bound=Message)
 

@@ -1,1 +1,0 @@
-"""Operators that run nets: conditions, loops, recurrent networks."""

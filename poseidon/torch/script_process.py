@@ -1,0 +1,263 @@
+"""What a script finds in its process: its output, the variables of torchrun, and torch's optimizers
+without torch's compiler.
+
+* What the script prints goes to its launcher as it is, and to the worker's log line by line. A script is
+  not ended by its output: a full disk costs lines of the log and one warning, and after the launcher has
+  gone, the output is in the log alone.
+* The variables that torchrun sets are for scripts that were written for it, and for their libraries.
+* Each optimizer of torch imports `torch._dynamo` at its first call: to keep the compiler out of its
+  methods, and to break the graph that is compiled at its step. The import takes 2.2 seconds of a processor
+  and 72 MB in each worker, twice the time of `import torch` (torch 2.13), and torch has no switch for it.
+  While nothing has imported `torch._dynamo`, a method computes what torch's own method computes; once
+  something has, it is torch's own. A version of torch with other decorators keeps them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import logging
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import SGD, Optimizer
+
+from poseidon.base.text_files import LineAssembler, OutputLine
+from poseidon.engine.document import Prints, ScriptDocument
+from poseidon.errors import JobError
+
+LOGGER = logging.getLogger(__name__)
+
+
+class ScriptLog:
+    """The worker's log, to which the script's lines are added."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._warned = False
+
+    def fileno(self) -> int:
+        """Return the descriptor, for the output of processes that a script starts."""
+        return self._file.fileno()
+
+    def add(self, lines: Sequence[OutputLine]) -> None:
+        """Add lines; of one that was redrawn, the last state. The log stays UTF-8.
+
+        Lines of a thread that outlives its script are dropped.
+        """
+        if not lines or self._file.closed:
+            return
+        text = "".join(f"{line.text}\n" for line in lines)
+        try:
+            self._file.write(text.encode("utf-8", errors="backslashreplace"))
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                why = error.strerror or error
+                LOGGER.warning(
+                    "the script's output cannot be written to its log: %s; the job continues "
+                    "without it",
+                    why,
+                )
+
+    def close(self) -> None:
+        with suppress(OSError):  # of a full disk, which was reported
+            self._file.close()
+
+
+class ScriptStream(io.RawIOBase):
+    """A standard stream of a script.
+
+    Args:
+        log: gets its lines.
+        descriptor: gets its bytes as they come; None: the log alone has them.
+    """
+
+    def __init__(self, log: ScriptLog, descriptor: int | None) -> None:
+        super().__init__()
+        self._log = log
+        self._descriptor = descriptor
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._lines = LineAssembler()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for processes that the script starts."""
+        return self._log.fileno() if self._descriptor is None else self._descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, chunk: Any) -> int:
+        """Write bytes, all of them."""
+        content = bytes(chunk)
+        if self._descriptor is not None:
+            rest = memoryview(content)
+            with suppress(BrokenPipeError):  # the launcher has gone
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+        self._log.add(self._lines.feed(self._decoder.decode(content)))
+        return len(content)
+
+    def finish(self) -> None:
+        """Add the last line to the log, if it has no end."""
+        self._log.add(self._lines.finish())
+
+
+@contextmanager
+def output_to_log(path: Path, prints: Prints) -> Iterator[None]:
+    """Add what the process writes to the worker's log.
+
+    Args:
+        prints: where standard output goes too; standard error goes to the launcher.
+    """
+    before = sys.stdout, sys.stderr
+    with ExitStack() as stack:
+        log = ScriptLog(path)
+        stack.callback(log.close)
+        if prints is not Prints.STDOUT:
+            os.dup2(log.fileno() if prints is Prints.LOG else 2, 1)
+        out, err = ScriptStream(log, None if prints is Prints.LOG else 1), ScriptStream(log, 2)
+        sys.stdout = io.TextIOWrapper(out, "utf-8", "surrogateescape", line_buffering=True)
+        sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", line_buffering=True)
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):  # a script may have closed it
+                    stream.flush()
+            out.finish()
+            err.finish()
+            sys.stdout, sys.stderr = before
+
+
+FIRST_PORT, LAST_PORT = 15_000, 32_767
+"""Below the ports that kernels give to connections: one that is free now stays free until the
+script listens there.
+"""
+TRIES = 1_000
+
+
+def torchrun_variables(document: ScriptDocument, master: str) -> Mapping[str, str]:
+    """Return the variables of torchrun for one worker.
+
+    Args:
+        document: of the worker.
+        master: HOST:PORT on the host of worker 0, where nothing listens.
+    """
+    address, _, port = master.rpartition(":")
+    place = document.member.host_place
+    values: dict[str, object] = {
+        "RANK": document.rank,
+        "WORLD_SIZE": document.workers,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_workers,
+        "GROUP_RANK": place.host,
+        "GROUP_WORLD_SIZE": place.host_count,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": document.rank,
+        "ROLE_WORLD_SIZE": document.workers,
+        "MASTER_ADDR": address.strip("[]"),
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": document.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": document.max_restarts,
+        "TORCHELASTIC_RUN_ID": document.job,
+        # torchrun's own process listens at the address; here a script does, in worker 0
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+    }
+    if document.device == "cpu":
+        # without it accelerate and transformers train alone where there is no GPU
+        values["ACCELERATE_USE_CPU"] = "true"
+    return {name: str(value) for name, value in values.items()}
+
+
+def free_address(host: str) -> str:
+    """Return HOST:PORT with a port of this host that nothing uses.
+
+    Args:
+        host: the address at which others reach it; an IPv6 address in brackets.
+
+    Raises:
+        JobError: there is no such port.
+    """
+    ports = random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT + 1), TRIES)
+    for port in ports:
+        if _is_free(port):
+            return f"{host}:{port}"
+    raise JobError(f"{host} has no free port from {FIRST_PORT} to {LAST_PORT} for MASTER_PORT")
+
+
+def _is_free(port: int) -> bool:
+    """Return whether a script can listen at a port, as torch's TCPStore does: on all addresses."""
+    for family, every in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind((every, port))
+            except OSError:
+                return False
+    return True
+
+
+COMPILER = "torch._dynamo"
+_Method = Callable[..., Any]
+
+
+def import_compiler_late() -> None:
+    """Let torch's optimizers import the compiler only where something else imports it.
+
+    A second call changes nothing.
+    """
+    disabled = _code_of(Optimizer.zero_grad)
+    stepping = _code_of(SGD.step)
+    for kind in (Optimizer, *_optimizers()):
+        for name, method in list(vars(kind).items()):
+            code = _code_of(method)
+            if code is not None and code is disabled and code.co_name == "inner":
+                setattr(kind, name, _method_of(method))
+            elif code is not None and code is stepping and code.co_name == "_use_grad":
+                setattr(kind, name, _step_of(method))
+
+
+def _optimizers() -> list[type[Optimizer]]:
+    kinds = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    return [kind for kind in kinds if issubclass(kind, Optimizer) and kind is not Optimizer]
+
+
+def _code_of(method: object) -> Any:
+    """Return the code of a decorated function, which all functions with the decorator share."""
+    return getattr(method, "__code__", None) if hasattr(method, "__wrapped__") else None
+
+
+def _method_of(torchs: Any) -> _Method:
+    """Return a method that torch has decorated with `torch._disable_dynamo`."""
+    plain = torchs.__wrapped__
+
+    @wraps(plain)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return (torchs if COMPILER in sys.modules else plain)(*args, **kwargs)
+
+    return method
+
+
+def _step_of(torchs: Any) -> _Method:
+    """Return a step that torch has decorated with `_use_grad_for_differentiable`."""
+    plain = torchs.__wrapped__
+
+    @wraps(plain)
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if COMPILER in sys.modules:
+            return torchs(self, *args, **kwargs)
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return plain(self, *args, **kwargs)
+
+    return step
