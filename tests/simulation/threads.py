@@ -32,9 +32,8 @@ class BatonThread:
         process: as given.
         error: what its work has raised.
         over: whether its work has ended.
+        ident: see `threading.Thread`: None before it has started.
     """
-
-    ident = 1
 
     def __init__(
         self,
@@ -43,6 +42,7 @@ class BatonThread:
         wait: Callable[[Callable[[], object], float | None], bool],
     ) -> None:
         self.process = process
+        self.ident: int | None = None
         self._let_pass = wait
         self.error: BaseException | None = None
         self.over = False
@@ -58,6 +58,7 @@ class BatonThread:
         """See `threading.Thread`."""
         self.process.world.threads.append(self)
         self._thread.start()
+        self.ident = self._thread.ident
         self.process.task(self._steps())
 
     def is_alive(self) -> bool:
