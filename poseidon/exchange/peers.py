@@ -11,8 +11,8 @@
     "Request", kind, clock            a request of rank 0
     "Finished", iterations            the sender's last message
 
-`factors/peers.py` takes the first, `sums.py` the next three, `links_delivery.py` the next two. The
-workers of a host have more kinds (`host/group.py`).
+`factors/factor_rounds.py` takes the first, `allreduce/sums.py` the next three, `job_control.py` the
+next two. The workers of a host have more kinds (`host/group.py`).
 """
 
 from __future__ import annotations

@@ -43,10 +43,9 @@ from poseidon.exchange.observe.observer import ObservedCall
 from poseidon.exchange.options import OnDivergence
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables, RowTables
-from poseidon.torch.group_opening import bring_rest, open_streams
 from poseidon.torch.masters import Masters
 from poseidon.torch.module_watch import ModuleWatch
-from poseidon.torch.own_states import OwnBuffers
+from poseidon.torch.own_states import OwnBuffers, bring_rest, open_streams
 from poseidon.torch.reads import Reads
 from poseidon.torch.shards import bring_shards
 from poseidon.torch.tables.group import TableGroup

@@ -1,21 +1,30 @@
-"""The hooks of a group on its module: they report forward passes and backward passes.
+"""What a group watches of its module: hooks report forward passes and backward passes, and a few
+gradients of a step are kept, to notice a script that changes gradients after they were sent.
 
 Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters,
 and not on `torch.autograd.grad`, which does not. The backward pass of a torch checkpoint
 (`use_reentrant=True`) lies within the one that was noticed before.
+
+GradScaler unscales outside of autograd, so the version counter of a gradient does not show the
+change; `SentGradients` compares values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from poseidon.engine.worker_context import Observed
+from poseidon.engine.worker_context import Observed, WorkerContext
+from poseidon.errors import UsageError
+from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
 from poseidon.torch.tensors import GroupPlan
 
@@ -132,3 +141,70 @@ class OutputWatch:
         except RuntimeError:
             # torch has no answer for parameters that torch.autograd.grad is called with
             return False
+
+
+SAMPLED = 2
+SAMPLED_VALUES = 64
+MOST_FLAGS = 4 * SAMPLED
+"""Comparisons of four steps at most are on their way."""
+
+
+class SentGradients:
+    """Gradients of this step, with their first values as sent.
+
+    Args:
+        refusal: the sentence about gradients that have changed.
+    """
+
+    def __init__(self, context: WorkerContext, refusal: str) -> None:
+        member = context.member
+        # of an owner they are overwritten with the sum of its host's workers, and of several
+        # virtual workers with their sum
+        owns = member.local_workers > 1 and member.local_rank < member.planes
+        self._is_blind = owns or member.takes_turns
+        self._refusal = refusal
+        self._sent: list[tuple[Tensor, Tensor]] = []
+        self._flags: deque[tuple[Tensor, Event]] = deque()
+        """Results of comparisons on a device, which come after their events."""
+
+    def note(self, parameters: Iterable[Tensor]) -> None:
+        """Note the gradients of these parameters at the end of a backward pass."""
+        if self._is_blind:
+            return
+        gradients = (parameter.grad for parameter in parameters)
+        kept = islice((local_of(g).detach() for g in gradients if g is not None), SAMPLED)
+        self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
+
+    def check(self) -> None:
+        """Refuse changed gradients, and forget them all. On a device they are refused a step or
+        more later: the script does not wait for the comparison.
+
+        Raises:
+            UsageError: one has changed.
+        """
+        for gradient, sent in self._sent:
+            device = device_of(gradient.device)
+            differ = (_first(gradient) != sent).any()
+            if device.is_host:
+                self._refuse(differ)
+                continue
+            flag = device.host_memory(1, dtype=torch.bool)
+            flag.copy_(differ, non_blocking=True)
+            self._flags.append((flag, device.event()))
+        self._sent.clear()
+        while self._flags and (len(self._flags) > MOST_FLAGS or self._flags[0][1].query()):
+            flag, copied = self._flags.popleft()
+            copied.synchronize()
+            self._refuse(flag)
+
+    def _refuse(self, differ: Tensor) -> None:
+        if bool(differ):
+            raise UsageError(self._refusal)
+
+    def forget(self) -> None:
+        self._sent.clear()
+
+
+def _first(gradient: Tensor) -> Tensor:
+    """Return the bits of its first values: NaN equals itself."""
+    return gradient.reshape(-1)[:SAMPLED_VALUES].contiguous().view(torch.uint8)

@@ -1,5 +1,6 @@
-"""What each of several virtual workers of a process has of its own: values of buffers, and the state
-of an optimizer. `enter` puts those of one virtual worker in place.
+"""What each of several virtual workers of a process has of its own: random streams, values of
+buffers, and the state of an optimizer. `enter` puts those of one virtual worker in place. Before the
+first step, `bring_rest` gives all workers the same tensors, also those that are not exchanged.
 
     for each virtual worker of the process, in order:
         its forward and backward passes, then step()
@@ -19,12 +20,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.loop_collections import LoopCollections
+from poseidon.engine.random_streams import RandomStreams, script_seed
+from poseidon.engine.worker_context import DISTRIBUTE, WorkerContext
 from poseidon.errors import UsageError
+from poseidon.exchange.broadcast import Gather, broadcast_parameters
 from poseidon.torch.tensors import RUNNING
 
 Options = list[dict[str, Any]]
@@ -173,3 +179,59 @@ def _restore(group: dict[str, Any], options: dict[str, Any]) -> None:
     for key, value in options.items():
         if not _is_same(group.get(key), value):
             group[key] = deepcopy(value)
+
+
+def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None:
+    """Set tensors that are not exchanged to rank 0's. All workers call it together.
+
+    Args:
+        rest: by name.
+
+    Raises:
+        UsageError: the workers have different ones.
+    """
+    own = [f"'{n}' of {t.dtype}, {tuple(t.shape)}" for n, t in rest.items()]
+    first, *others = (part.decode().split("\n") for part in gather("\n".join(own).encode()))
+    for number, other in enumerate(others, start=1):
+        for theirs, mine in zip_longest(first, other, fillvalue=""):
+            if theirs != mine:
+                raise UsageError(
+                    f"worker 0's module has {theirs or 'no more tensors'}, where worker "
+                    f"{number}'s has {mine or 'no more'}; expected the same module on all workers"
+                )
+    broadcast_parameters(list(rest.values()), gather, rank=rank)
+
+
+def open_streams(context: WorkerContext, collections: LoopCollections) -> RandomStreams:
+    """Return the random streams of this worker, which its groups share. All workers call it
+    together.
+
+    Raises:
+        UsageError: they are of other virtual workers.
+    """
+    own, device = context.member.own, context.worker.device
+    size, told = context.worker.size, context.member.virtual_workers is not None
+    # threads of a process that trains alone would share its generators
+    is_one_of_several = size > 1 and context.folder is not None
+    if not (told or is_one_of_several):
+        return RandomStreams(own, None, device, divided=False)
+    seed: int | None = None
+    if told:
+        given = script_seed().to_bytes(8, "little")
+        if size > 1:
+            with collections.calling(DISTRIBUTE):
+                given = collections.gather(given)[0]
+        seed = int.from_bytes(given, "little")
+    streams = context.loops.streams
+    if streams is None or not streams.groups:
+        context.loops.streams = streams = RandomStreams(own, seed, device)
+    if streams.own != own:
+        raise UsageError(
+            f"distribute() gives this worker the virtual workers {_words(own)}, and an "
+            f"earlier one {_words(streams.own)}; expected the same virtual_workers in each"
+        )
+    return streams
+
+
+def _words(own: range) -> str:
+    return ", ".join(map(str, own)) if own.step > 1 or len(own) == 1 else f"{own[0]} to {own[-1]}"

@@ -22,8 +22,7 @@ from random import Random
 
 import numpy as np
 
-from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable, Pair
-from poseidon.exchange.factors.peers import FactorPeers
+from poseidon.exchange.factors.factor_rounds import FactorPeers, FactorSession, FactorTable, Pair
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server.errors import PeerLost, RemoteProtocolError
 from ps_server.network import Network

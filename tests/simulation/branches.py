@@ -61,7 +61,7 @@ MODULES = (
     "ps_server.client",
     "ps_server.monitor",
     "poseidon.exchange.allreduce.carrier",
-    "poseidon.exchange.allreduce.links_delivery",
+    "poseidon.exchange.job_control",
     "poseidon.exchange.host.carrier",
     "poseidon.exchange.host.group",
     "poseidon.exchange.host.links",

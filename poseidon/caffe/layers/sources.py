@@ -11,8 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.caffe.data.batches.numbered import NumberedReader, Share, part_path, source_for
-from poseidon.caffe.data.batches.on_device import DeviceTransform
+from poseidon.caffe.data.batches.numbered import (
+    DeviceTransform,
+    NumberedReader,
+    Share,
+    part_path,
+    source_for,
+)
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.caffe.data.batches.windows import CHANNELS
 from poseidon.caffe.layers.base import Counts, Layer, LayerError, Shape, check_size, once_or, times

@@ -1,4 +1,5 @@
-"""Fusion of layers, so that a definition is as fast as a hand-written torch module.
+"""The functions of a net's layers as they run: fused, so that a definition is as fast as a
+hand-written torch module, and in the chosen precision.
 
 Law: a fused net computes the same results up to rounding, and updates the same statistics. Only
 blobs that no other layer reads disappear: no outputs, no losses, no blobs whose gradient is wanted.
@@ -7,6 +8,12 @@ The decision depends only on the plan and on the definitions and classes of the 
 * BatchNorm and the Scale along axis 1 that is its only reader: one pass over the memory instead of
   three.
 * A sum (Eltwise) overwrites a bottom that no other layer reads, like `x += y`.
+
+`in_form` brings the bottoms of a layer to their form: type, and order in memory. Law: products, and
+the layers between them that keep a type, may run in 16 bits and with channels last. Every other
+layer gets contiguous float32: losses, softmax, LRN, sums of many values, indices, and layers of
+users. Parameters, statistics, their gradients, the loss and the outputs of a net are float32
+throughout.
 """
 
 from __future__ import annotations
@@ -16,11 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from poseidon.caffe.layers.base import Layer
+from poseidon.caffe.layers.base import Layer, LayerContext
 from poseidon.caffe.layers.batch_norm import BatchNorm
 from poseidon.caffe.layers.combine import Eltwise
+from poseidon.caffe.layers.convolution import BaseConvolution
 from poseidon.caffe.layers.pointwise import Scale
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan
 
@@ -160,3 +169,37 @@ def _add_into(layer: Eltwise, index: int, *bottoms: Tensor) -> Tensor:
     top = layer.add_into(index, *bottoms)
     layer.run_hooks(bottoms, top)
     return top
+
+
+def in_form(layer: Layer, run: Run) -> Run:
+    """Return the function of a layer that brings its bottoms to their form first."""
+    context = layer.context
+    if context.autocast is None and not context.channels_last:
+        return run
+    if not layer.takes_any_form:
+        return lambda *bottoms: run(*map(plain, bottoms))
+    moves = context.channels_last and isinstance(layer, BaseConvolution)
+
+    def compute(*bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if moves:
+            bottoms = tuple(map(_channels_last, bottoms))
+        with _autocast(context):
+            return run(*bottoms)
+
+    return compute
+
+
+def plain(value: Tensor) -> Tensor:
+    """Return a blob as contiguous float32, unless it is no blob of numbers."""
+    return (value.float() if value.is_floating_point() else value).contiguous()
+
+
+def _channels_last(image: Tensor) -> Tensor:
+    if image.dim() != 4:
+        return image
+    return image.contiguous(memory_format=torch.channels_last)
+
+
+def _autocast(context: LayerContext) -> torch.autocast:
+    kind, of_16_bits = context.device.type, context.autocast
+    return torch.autocast(kind, of_16_bits or torch.bfloat16, enabled=of_16_bits is not None)

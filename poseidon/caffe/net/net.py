@@ -21,11 +21,10 @@ from poseidon.caffe.data.batches.numbered import NumberedReader
 from poseidon.caffe.layers.base import Layer, LayerContext, LayerError, Shape, times
 from poseidon.caffe.layers.sources import Input, ReadingSource, Source
 from poseidon.caffe.net.debug import DebugTrace
-from poseidon.caffe.net.fuse import FusedStep, Run, fuse
+from poseidon.caffe.net.fuse import FusedStep, Run, fuse, in_form, plain
 from poseidon.caffe.net.load import Arrays, LoadReport, load_blobs
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan
 from poseidon.caffe.net.params import ParamInfo, pack_states, unpack_states
-from poseidon.caffe.net.precision import in_form, plain
 from poseidon.caffe.net.shapes import SlotShapes, check_known
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.engine.own_time import WAITED

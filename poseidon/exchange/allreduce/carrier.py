@@ -5,7 +5,7 @@ Staleness 0 only. `sums.py` sums; every worker keeps the whole history. With a l
 gradients' norm no value changes before the means of all tensors have come.
 
 Beside the server, the server brings first values and the workers' addresses. Without shards
-collections and requests travel over the connections of the sums (`links_delivery.py`), and rank 0
+collections and requests travel over the connections of the sums (`LinksDelivery`), and rank 0
 sends its first values as a sum is sent.
 """
 
@@ -18,13 +18,12 @@ from functools import partial
 
 from torch import Tensor
 
-from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import HOST, Event, device_of
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import JobControl, LinksDelivery
 from poseidon.exchange.observe.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses

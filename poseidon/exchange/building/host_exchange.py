@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from poseidon.errors import UsageError
-from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import BuildArguments, PlanePart, low_rank_of
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.carrier import HostCarrier
+from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.group import HostGroup, WorkerPlace
 from poseidon.exchange.host.pieces import FlatPiece, cut
 from poseidon.exchange.host.requests import HostRequests
-from poseidon.exchange.host.tree import HostTree
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import JobControl, LinksDelivery
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import no_powersgd

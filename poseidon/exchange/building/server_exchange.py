@@ -12,7 +12,6 @@ import torch
 
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
@@ -20,7 +19,7 @@ from poseidon.exchange.carrier import Carrier, SharedNorm
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
-from poseidon.exchange.job_control import JobControl, ShardDelivery
+from poseidon.exchange.job_control import JobControl, LinksDelivery, ShardDelivery
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables
 from poseidon.exchange.membership import Membership

@@ -29,8 +29,7 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import FactoredCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import Event, device_of
-from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
-from poseidon.exchange.factors.peers import FactorPeers
+from poseidon.exchange.factors.factor_rounds import FactorPeers, FactorSession, FactorTable
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.weight import FactorWeight, RoundStep
 from poseidon.exchange.job_control import JobControl

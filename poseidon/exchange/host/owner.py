@@ -22,8 +22,7 @@ from poseidon.exchange.carrier import Step
 from poseidon.exchange.device import DONE, Device, Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.contributions import Contributions, FactorStack
-from poseidon.exchange.host.group import HostGroup
-from poseidon.exchange.host.memory import HostMemory
+from poseidon.exchange.host.group import HostGroup, HostMemory
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
 from poseidon.exchange.host.state import StateServer
 from ps_server import RemoteProtocolError, ServerError

@@ -17,7 +17,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.local_parts import local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.masters import under_a_rule
-from poseidon.torch.sent_gradients import SentGradients
+from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.shards import divided_by_name, gathered, leaf_of_parts
 from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.update_rules import ShardRules

@@ -26,7 +26,7 @@ from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.local_parts import like_shard, local_of
 from poseidon.torch.group_loop import GroupLoop, Update
-from poseidon.torch.sent_gradients import SentGradients
+from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.shards import of_optimizer, whole
 from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.updates.optimizer import (

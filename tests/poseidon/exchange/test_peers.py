@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from poseidon.exchange.allreduce.links_delivery import KINDS, LinksDelivery
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.device import HOST
+from poseidon.exchange.job_control import KINDS, LinksDelivery
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.worker_links import VERSION
 from ps_server import PeerLeft, RemoteProtocolError

@@ -27,7 +27,7 @@ from poseidon.exchange.host.owner import Owner
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.server import tables
 from poseidon.exchange.server.table import ServerTable
-from poseidon.torch.sent_gradients import SentGradients
+from poseidon.torch.module_watch import SentGradients
 from ps_server import Precision, Rule
 from tests.poseidon.exchange.building.test_server_exchange import hybrid
 from tests.poseidon.exchange.test_carrier import ADAM, EXCHANGES

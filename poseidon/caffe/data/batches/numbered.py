@@ -1,15 +1,18 @@
-"""Readers that prepare numbered batches in the background, from any source, and the share of the
-records that a worker reads.
+"""Readers that prepare numbered batches in the background, from any source; the share of the
+records that a worker reads; and batches on their way to a GPU.
 
-Law: `next` returns batches 0, 1, 2, ... of a `Maker`. `batches_done` and the seed are the whole
-state: after `skip_to(n)` a reader continues exactly like one that has returned n batches.
+Laws:
 
-Distribution of the records of a source among workers. Pure arithmetic, no files.
-
-Law: W workers with batch K read together exactly the records that one process with batch W*K reads,
-batch by batch, also across the end of the database and also if its length is not a multiple of W.
-The records form an endless stream (stream record r is database record r mod length); a share is a
-regular subset of it.
+* `next` returns batches 0, 1, 2, ... of a `Maker`. `batches_done` and the seed are the whole state:
+  after `skip_to(n)` a reader continues exactly like one that has returned n batches.
+* W workers with batch K read together exactly the records that one process with batch W*K reads,
+  batch by batch, also across the end of the database and also if its length is not a multiple of W.
+  The records form an endless stream (stream record r is database record r mod length); a share is a
+  regular subset of it.
+* Bytes of pixels are copied to a GPU, and become floats there. These are the floats of
+  `Transform.batch`, to the bit: (pixel - mean) * scale, then the mirror, each an operation of its
+  own in float32. The host crops, which it does while it copies a record to pinned memory, so that
+  only these pixels travel.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -27,11 +31,10 @@ import torch
 from torch import Tensor
 
 from poseidon.base.paths import own_command, short_path
-from poseidon.caffe.data.batches.on_device import BatchSender
 from poseidon.caffe.data.batches.prefetch import Prefetcher
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.errors import DataError
-from poseidon.exchange.device import device_of
+from poseidon.exchange.device import Device, device_of
 
 CPU = torch.device("cpu")
 
@@ -322,3 +325,66 @@ class NumberedReader(Generic[M]):
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
+
+
+class BatchSender:
+    """Copies batches to a device on a stream of its own, in the thread that makes them.
+
+    Args:
+        device: where they are wanted; not the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._torch = device
+        self._device: Device = device_of(device)
+        self._stream = self._device.stream()
+
+    def send(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return a batch on the device. Its memory on the host is free again."""
+        with self._device.on(self._stream):
+            there = tuple(
+                torch.empty(part.shape, dtype=part.dtype, device=self._torch).copy_(
+                    part, non_blocking=True
+                )
+                for part in batch
+            )
+            copied = self._device.event()
+        copied.synchronize()
+        return there
+
+
+class DeviceTransform:
+    """Makes floats of the bytes of a batch, on their device. No operation waits for it."""
+
+    def __init__(self, transform: Transform, device: torch.device) -> None:
+        mean = transform.mean
+        self._mean = None if mean is None else torch.from_numpy(mean).to(device)
+        extent = max(mean.shape[1:]) if mean is not None and transform.has_window_of_mean else 0
+        self._steps = torch.arange(extent).to(device) if extent else None
+        self._scale, self._mirrors = float(transform.scale), transform.mirrors
+
+    def __call__(self, pixels_NChw: Tensor, places_N3: Tensor) -> Tensor:
+        """Return the floats of cropped bytes.
+
+        Args:
+            places_N3: row and column of each crop in the image, and whether it is mirrored
+                (`Transform.crop_into`).
+        """
+        out = pixels_NChw.float()
+        if self._mean is not None:
+            out.sub_(self._mean_of(pixels_NChw.shape[2:], places_N3))
+        if self._scale != 1:
+            out.mul_(self._scale)
+        if self._mirrors:
+            mirrored = places_N3[:, 2].ne(0).view(-1, 1, 1, 1)
+            out = torch.where(mirrored, out.flip(3), out)
+        return out
+
+    def _mean_of(self, size: Sequence[int], places_N3: Tensor) -> Tensor:
+        """Return the mean at the pixels of each crop."""
+        assert self._mean is not None
+        if self._steps is None:
+            return self._mean
+        rows = places_N3[:, 0:1] + self._steps[: size[0]]
+        columns = places_N3[:, 1:2] + self._steps[: size[1]]
+        return self._mean[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import JobControl, LinksDelivery
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind, SpecError

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.exchange.host.contributions import Contributions, FactorStack
+from poseidon.exchange.host.contributions import Contributions, FactorStack, HostTree
 from ps_server import RemoteProtocolError
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 CPU = torch.device("cpu")
 
@@ -76,3 +77,26 @@ def test_factors_of_another_size_are_refused() -> None:
     stack = FactorStack(2, 3, divisor=2, device=CPU)
     with pytest.raises(RemoteProtocolError, match="factors of 2 rows for 2 x 3 come in 20 bytes"):
         stack.add(1, 2, packed(torch.ones(1, 2), torch.ones(1, 3)))
+
+
+def parts(*numbers: float) -> list[list[torch.Tensor]]:
+    return [[torch.tensor([number])] for number in numbers]
+
+
+def test_parts_are_added_in_a_tree() -> None:
+    (mean,) = HostTree.mean(4).sums(parts(1e8, -1e8, 1.0, 3.0))
+    assert mean.item() == 1.0
+
+
+def test_the_mean_is_over_the_workers() -> None:
+    (mean,) = HostTree.mean(3).sums(parts(10.0, 20.0, 31.0))
+    torch.testing.assert_close(mean, torch.tensor([61.0 / 3]))
+
+
+def test_of_virtual_workers_the_nodes_of_the_host_are_sums() -> None:
+    tree = HostTree(placed=VirtualWorkers((0, 1, 2, 3, 4, 5)), first=1, workers=3, averages=False)
+    # of the tree ((0 + 1) + (2 + 3)) + 4 this host has 1, 2 and 3
+    found = tree.sums(parts(1.0, 2.0, 3.0))
+    assert [total.item() for total in found] == [1.0, 5.0]
+    own = [total.item() for total in tree.sums(parts(1.0, 2.0, 3.0), encoded=True)]
+    assert own == [1.0, 2.0, 3.0]

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import msgpack
 import pytest
 
+from poseidon.exchange.host.group import new_file
 from poseidon.exchange.host.links import HostLinks
-from poseidon.exchange.host.memory import new_file
 from poseidon.exchange.worker_links import VERSION
 from ps_server import PeerLost, RemoteProtocolError, StalenessTimeout, TransportError
 from ps_server.network import Network

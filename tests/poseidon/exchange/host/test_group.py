@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.exchange.host.memory import HostMemory, new_file
+from poseidon.exchange.host.group import HostMemory, new_file
 from ps_server import TransportError
 
 SIZES, PARTS = [5, 1, 40], [[0, 1, 2], [1, 0, 1], [0, 0, 0]]
@@ -54,7 +54,7 @@ def test_memory_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPat
 
 CHILD = """
 import os, signal
-from poseidon.exchange.host.memory import HostMemory, new_file
+from poseidon.exchange.host.group import HostMemory, new_file
 HostMemory([1000], [[0, 1]], new_file()).values[0].fill_(1.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
