@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-import zmq
-
 from ps_server.errors import SpecError
 
 _KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}", re.ASCII)
@@ -44,6 +42,8 @@ class KeyPair:
     @classmethod
     def new(cls) -> KeyPair:
         """Make a pair."""
+        import zmq  # a launcher that makes no keys starts without it
+
         public, secret = zmq.curve_keypair()
         return cls(public=public.decode(), secret=secret.decode())
 
@@ -188,4 +188,6 @@ def write_keyring(path: Path, keys: Keyring) -> None:
 
 
 def _public_of(secret: str) -> str:
+    import zmq  # as `KeyPair.new`
+
     return zmq.curve_public(secret.encode()).decode()

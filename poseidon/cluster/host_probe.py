@@ -25,9 +25,12 @@ from poseidon.base import paths
 from poseidon.base.paths import module_file, no_module
 from poseidon.base.settings import visible_gpus
 from poseidon.cluster.jobs.this_host import job_at
+from poseidon.cluster.python_command import module_arguments
 from poseidon.errors import PoseidonError
 from poseidon.version import __version__
 
+GPU_COPIES = "poseidon.cluster.doctor.gpu_copies"
+"""The module that measures copies to each GPU and back."""
 PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
 """The packages whose versions a description has."""
 FILES_OF_A_PROCESS, FILES_OF_A_PEER = 64, 4
@@ -399,14 +402,14 @@ def _gpu_system() -> dict[str, Any]:
         for found in importlib.metadata.distributions()
         if (found.name or "").startswith("nvidia-nccl")
     ]
-    copies = _lines(sys.executable, "-m", "poseidon.cluster.doctor.gpu_copies", timeout_s=60)
+    copies = _lines(sys.executable, *module_arguments(GPU_COPIES), timeout_s=60)
     try:
         rates = json.loads(copies[-1]) if copies else []
     except ValueError:
         rates = []
     return {
         "nccl": "".join(nccl[:1]),
-        "topology": _lines("nvidia-smi", "topo", "-m"),
+        "topology": _lines("nvidia-smi", "topo", "--matrix"),
         "copies": rates,
     }
 

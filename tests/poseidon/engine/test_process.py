@@ -60,7 +60,7 @@ FULL = OSError(errno.EMFILE, "no more")
         (PeerLost("worker 0 has gone"), "", "worker 0 has gone", 1, True),
         (ValueError("a\n  b"), "", "worker 1: ValueError: a b (details in LOG)", 1, False),
         (ValueError("a"), "own.py:3", "worker 1: own.py:3: ValueError: a (details in LOG)", 1, False),
-        (MemoryError(), "", "worker 1: out of memory; use a smaller ", 1, False),
+        (MemoryError(), "", "worker 1: out of memory: ", 1, False),
         (FULL, "", "worker 1: too many open files and connections: ", 1, False),
     ],
 )  # fmt: skip

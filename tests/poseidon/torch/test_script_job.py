@@ -109,6 +109,10 @@ IN_MEMORY = "such a job takes no snapshots in memory"
 MEAN = "cannot be combined with DistributedDataParallel, whose gradients are the mean"
 LOCAL = "needs local steps: give --local_steps=H too"
 UNDER_DDP = {
+    "--precision=tf32": "",
+    "--precision=bfloat16": "torch.autocast",
+    "--channels_last=yes": "is for Caffe's nets",
+    "--deterministic=yes": "",
     "--exchange=ps": "",
     "--exchange=allreduce": "",
     "--rows=3": "",

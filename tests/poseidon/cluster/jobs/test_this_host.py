@@ -108,9 +108,9 @@ TIMEOUTS = {"launcher_s": 1, "grace_s": 1}
     ("request_fields", "words"),
     [
         ({}, "jobs"),
-        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "launcher_s": True}}, "timeouts"),
-        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "grace_s": -1}}, "timeouts"),
-        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "grace_s": float("nan")}}, "timeouts"),
+        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "launcher_s": True}}, "launcher_s"),
+        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "grace_s": -1}}, "grace_s"),
+        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "grace_s": float("nan")}}, "grace_s"),
         ({"jobs": "a", "timeouts": TIMEOUTS}, "jobs"),
         ({"jobs": [1], "timeouts": TIMEOUTS}, "jobs"),
         ({"jobs": ["../../etc"], "timeouts": TIMEOUTS}, "cannot be a job id"),
