@@ -424,6 +424,56 @@ with poseidon.distribute(model, optimizer, local_steps=3, outer=outer, clip=0.5)
 )
 
 
+LIGHTNING = (
+    MODEL
+    + """
+import sys
+import lightning
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+class Task(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model, self.generator = GPT(), torch.Generator()
+
+    def configure_model(self):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        for block in self.model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def training_step(self, batch, number):
+        self.generator.manual_seed(10 * self.global_rank + number)
+        loss = loss_of(self.model, self.generator)
+        if self.global_rank == 0:
+            print("step", number, loss.item(), 0)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+shows = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+strategy = ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=1)
+devices, nodes = map(int, sys.argv[1:])
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy, max_epochs=1,
+    **dict.fromkeys(shows, False),
+)
+trainer.fit(Task(), torch.utils.data.DataLoader(torch.zeros(24), batch_size=1))
+"""
+)
+
+
+@pytest.mark.thorough
+def test_the_strategy_of_lightning_has_the_losses_of_torchrun(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, LIGHTNING, "--ddp", arguments=["2", "2"])
+    expected = run_by_gloo(tmp_path, tmp_path / "train.py", 4, 1, size=4, imports=["lightning"])
+    assert len(losses(found, "step")) == 6
+    assert losses(found, "step") == pytest.approx(losses(expected, "step"), rel=1e-6)
+
+
 VIRTUAL = (
     DISTRIBUTED
     + """
