@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from poseidon.engine import random_streams
-from poseidon.torch import group_opening
+from poseidon.torch import own_states
 
 _OF_THREAD = threading.local()
 
@@ -57,6 +57,6 @@ def streams_of_threads() -> Iterator[None]:
     with (
         mock.patch.object(random_streams, "Generators", OfThread),
         mock.patch.object(random_streams, "script_seed", _script_seed),
-        mock.patch.object(group_opening, "script_seed", _script_seed),
+        mock.patch.object(own_states, "script_seed", _script_seed),
     ):
         yield
