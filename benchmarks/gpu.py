@@ -11,8 +11,8 @@ autocast, torch.compile. Speed: AlexNet, ResNet-50 and GPT-2 (124 M) on one work
 with one shard through `ps`, `hybrid` and, where there is one, `auto`, beside plain torch by turns;
 medians of the rounds. The result is a table, and JSON with --json.
 
-With --all also: the default of one GPU without a shard, codecs, memory, Caffe's nets in each
-precision, whether two runs have the same bits, and the waits of a step for the device.
+--all adds: the default of one GPU without a shard, codecs, memory, Caffe's nets in each precision,
+whether two runs have the same bits, and the waits of a step for the device.
 
 Needs only torch, numpy, pyzmq, msgpack, protobuf and lmdb. The exit code is 1 if a check fails,
 and 2 without a GPU.

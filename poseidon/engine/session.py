@@ -62,7 +62,7 @@ class LoopEvent(Enum):
     DROP = "drop()"
     """The passes of the turn count for nothing."""
     REPEAT = "a repetition"
-    """The gradients of all turns are dropped, and the iteration begins anew with other data."""
+    """The gradients of all turns are dropped, and the iteration starts again with the next batches."""
     TURN = "the end of a turn"
     """The virtual worker has ended its passes, and another one of this process is next."""
     AVERAGE = "average_gradients()"

@@ -26,8 +26,8 @@ numbers.
 class BlockCodec(Codec):
     """A codec of rows of elements that share a scale; a subclass encodes and decodes rows.
 
-    It does so by operations of torch on the device of its arguments, and waits for none. A number
-    of Python is no divisor: on a GPU torch would multiply by its inverse.
+    It does so by operations of torch on the device of its arguments, and waits for none. A divisor
+    is a tensor: on a GPU torch would multiply by the inverse of a Python number.
     """
 
     shared: ClassVar[int] = BLOCK

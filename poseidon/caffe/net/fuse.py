@@ -190,7 +190,7 @@ def in_form(layer: Layer, run: Run) -> Run:
 
 
 def plain(value: Tensor) -> Tensor:
-    """Return a blob as contiguous float32, unless it is no blob of numbers."""
+    """Return a blob in contiguous memory; floating-point numbers become float32."""
     return (value.float() if value.is_floating_point() else value).contiguous()
 
 

@@ -5,7 +5,7 @@ Laws:
 
 * What is sent and what is held back has the bits of `ps_server.protocol.precision`, but for the
   payload of a NaN. So denormal numbers are zeros here, too.
-* No operation waits for the device, or has a number of Python as divisor (`blocks.py`).
+* No operation waits for the device, or divides by a Python number (`blocks.py`).
 """
 
 from __future__ import annotations
