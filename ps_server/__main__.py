@@ -4,14 +4,14 @@ By hand, give every worker the printed address:
 
     python -m ps_server --listen tcp://127.0.0.1:5555 --workers 2
 
-A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W,
-"address": ...}), so that the job's secret is in no argument list, and keeps the pipe open: {"do":
+A launcher writes one line of JSON to standard input instead ({"token": ..., "workers": W,
+"address": ...}, see `shard_document.py`), so that the job's secret is in no argument list, and keeps the pipe open: {"do":
 "stop"} stops the shard, which stays until then; {"do": "listen", "round": 1} lets it serve the
 same workers once more, at a different address of its host (`rounds.py`). {"do": "pause"} closes all
 that, and {"do": "go_on", "document": {...}} opens a shard of the next start of the job in the same
-process: its document is such a first line, with "shard": its number. It may add "keys": the
-output of `Keyring.to_json`, with which only the job's workers are admitted and everything is
-encrypted, and "trace": the path of a trace to write. Events leave on standard output as JSON lines:
+process: its document is such a first line, with "shard": its number. It may add "keys": the fields
+of a `Keyring`, with which only the job's workers are admitted and everything is encrypted, and
+"trace": the path of a trace to write. Events leave on standard output as JSON lines:
 {"event": "listening", "address": ..., "round": 0}, {"event": "paused", "snapshot": null},
 {"event": "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
 """
@@ -27,7 +27,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from ps_server.importing import collector_paused
 with collector_paused():  # torch is among them
     from ps_server.errors import ServerError, SpecError, as_server_error, visible
     from ps_server.json_fields import value_of
-    from ps_server.keys import Keyring, read_keyring
+    from ps_server.keys import read_keyring
     from ps_server.link_load import sending_s
     from ps_server.meters import StallMeter
     from ps_server.numerics import prepare_process
@@ -59,25 +58,7 @@ snapshot.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of one shard."""
-
-    shard: int
-    workers: int
-    address: str
-    token: bytes
-    supervised: bool
-    keys: Keyring | None = None
-    trace: Path | None = None
-
-    def address_of(self, number: int) -> str:
-        """Return where to listen for a round. A fixed port is the first round's."""
-        host, _, _ = self.address.rpartition(":")
-        return f"{host}:0" if number else self.address
-
-
-def parse(arguments: list[str]) -> Options:
+def parse(arguments: list[str]) -> ShardDocument:
     """Parse the arguments, and read the launcher's line where there is one."""
     parser = argparse.ArgumentParser(
         prog="python -m ps_server",
@@ -125,14 +106,14 @@ def parse(arguments: list[str]) -> Options:
         parser.error(
             f"{flags.listen} can be reached from other machines: --keys or --token-file is required"
         )
-    return Options(
+    return ShardDocument(
         shard=flags.shard,
         workers=flags.workers,
         address=flags.listen,
         token=token,
         supervised=False,
         keys=keys,
-        trace=flags.trace,
+        trace=str(flags.trace or ""),
     )
 
 
@@ -149,30 +130,21 @@ def _read_token(path: Path) -> bytes:
     return token
 
 
-def _from_launcher(shard: int, line: str) -> Options:
+def _from_launcher(shard: int, line: str) -> ShardDocument:
     try:
         return _from_document({"shard": shard, **json.loads(line)})
     except (ValueError, TypeError) as error:
         raise _misfit(error) from error
 
 
-def _from_document(fields: object) -> Options:
-    """Return the options of a supervised shard.
+def _from_document(fields: object) -> ShardDocument:
+    """Return the document of a supervised shard.
 
     Raises:
         SpecError: a field is missing or has a different type.
     """
     try:
-        document = value_of(ShardDocument, fields)
-        return Options(
-            shard=document.shard,
-            workers=document.workers,
-            address=document.address,
-            token=bytes.fromhex(document.token),
-            supervised=True,
-            keys=Keyring.from_json(document.keys) if document.keys else None,
-            trace=Path(document.trace) if document.trace else None,
-        )
+        return value_of(ShardDocument, fields)
     except ValueError as error:
         raise _misfit(error) from error
 
@@ -258,9 +230,9 @@ def _follow_launcher(rounds: Rounds, reporter: Reporter, trace: ShardTrace) -> N
                 rounds.pause()
                 reporter.report("paused", snapshot=None)
             if command.get("do") == "go_on":
-                options = _from_document(command.get("document"))
-                trace.open(options)
-                address = rounds.go_on(partial(_server, options, trace.tracer))
+                document = _from_document(command.get("document"))
+                trace.open(document)
+                address = rounds.go_on(partial(_server, document, trace.tracer))
                 reporter.report("listening", address=address, round=0)
             if command.get("do") == "stop":
                 rounds.stop()
@@ -284,12 +256,14 @@ class ShardTrace:
     def __init__(self) -> None:
         self.tracer: Tracer = NO_TRACE
 
-    def open(self, options: Options) -> None:
-        """Close the trace of the start before, and begin one of the shard with these options."""
+    def open(self, document: ShardDocument) -> None:
+        """Close the trace of the start before, and begin one of the shard with this document."""
         self.close()
-        if options.trace is not None:
-            order = SHARDS_BELOW + options.shard
-            self.tracer = Trace(options.trace, process=f"shard {options.shard}", order=order)
+        if document.trace:
+            order = SHARDS_BELOW + document.shard
+            self.tracer = Trace(
+                Path(document.trace), process=f"shard {document.shard}", order=order
+            )
 
     def close(self) -> None:
         """Write what is left."""
@@ -297,9 +271,12 @@ class ShardTrace:
         self.tracer = NO_TRACE
 
 
-def _server(options: Options, trace: Tracer, number: int) -> Server:
-    shard = Shard(options.shard, options.workers, options.token)
-    transport = ZmqServerTransport(options.address_of(number), options.keys)
+def _server(document: ShardDocument, trace: Tracer, number: int) -> Server:
+    """Return the server of a round. A fixed port is the first round's."""
+    shard = Shard(document.shard, document.workers, document.token)
+    host, _, _ = document.address.rpartition(":")
+    address = f"{host}:0" if number else document.address
+    transport = ZmqServerTransport(address, document.keys)
     return Server(shard, transport, trace=trace)
 
 
@@ -309,15 +286,15 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     prepare_process(threads=1)  # workers on the same machine need the cores
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
+        document = parse(sys.argv[1:] if arguments is None else arguments)
         with contextlib.closing(ShardTrace()) as trace:
-            trace.open(options)
-            rounds = Rounds(partial(_server, options, trace.tracer))
+            trace.open(document)
+            rounds = Rounds(partial(_server, document, trace.tracer))
             reporter.report("listening", address=rounds.listen(), round=0)
             # else another process handles it for this one
             if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
                 signal.signal(signal.SIGTERM, lambda *_: rounds.stop())
-            if options.supervised:
+            if document.supervised:
                 follow = threading.Thread(
                     target=_follow_launcher,
                     args=(rounds, reporter, trace),
@@ -327,7 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
                 follow.start()
                 reporter.start_heartbeat(rounds)
             gc.freeze()  # imported modules stay: the collector need not traverse them again
-            rounds.wait(stays=options.supervised)
+            rounds.wait(stays=document.supervised)
         reporter.close()
         reporter.report_statistics()
         reporter.report("done", **rounds.counts())

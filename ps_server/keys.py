@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ps_server.errors import SpecError
+from ps_server.json_fields import fields_of, plain, value_of
 
 _KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}", re.ASCII)
 """32 bytes in Z85, as ZeroMQ writes Curve25519 keys."""
@@ -66,31 +67,6 @@ class Keyring:
     def __post_init__(self) -> None:
         _check_all(self.expect)
         _check_admitted(self.admit)
-
-    def to_json(self) -> str:
-        """Return one line that `from_json` reads. It holds the secret."""
-        own = json.dumps({"public": self.own.public, "secret": self.own.secret})
-        admit, expect = _text_of(self.admit), _text_of(self.expect)
-        return f'{own[:-1]}, "admit": {admit}, "expect": {expect}}}'
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Keyring:
-        """Read what `to_json` made.
-
-        Raises:
-            SpecError: the text is something else; it is not quoted.
-        """
-        try:
-            fields = json.loads(text)
-            own = KeyPair(public=str(fields["public"]), secret=str(fields["secret"]))
-            admit, expect = (tuple(map(str, fields.get(name, ()))) for name in ("admit", "expect"))
-        except SpecError:
-            raise
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise SpecError(
-                "keys are a JSON object with public, secret, admit and expect"
-            ) from error
-        return cls(own=own, admit=admit, expect=expect)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +124,6 @@ def _check_admitted(keys: tuple[str, ...]) -> None:
         raise SpecError("two workers have the same public key; expected one for each")
 
 
-@lru_cache(maxsize=8)
-def _text_of(keys: tuple[str, ...]) -> str:
-    return json.dumps(keys)
-
-
 def read_keyring(path: Path) -> Keyring:
     """Read the keyring in a file that only its owner can read.
 
@@ -168,9 +139,11 @@ def read_keyring(path: Path) -> Keyring:
     if open_to_others:
         raise SpecError(f"{path} can be read by others: 'chmod 600 {path}', and make new keys")
     try:
-        return Keyring.from_json(text)
-    except SpecError as error:
-        raise SpecError(f"{path} holds no keys: {error}") from error
+        return value_of(Keyring, json.loads(text))
+    except (ValueError, RecursionError):  # its text may quote a secret
+        raise SpecError(
+            f"{path} holds no keys; expected a file of python -m ps_server.make_keys"
+        ) from None
 
 
 def write_keyring(path: Path, keys: Keyring) -> None:
@@ -182,7 +155,7 @@ def write_keyring(path: Path, keys: Keyring) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(keys.to_json())
+            json.dump(fields_of(keys), file, default=plain)
     except OSError as error:
         raise SpecError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ps_server.keys import Keyring
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDocument:
@@ -13,14 +15,16 @@ class ShardDocument:
         shard: its number, from 0.
         workers: how many join.
         address: where to listen; port 0: any free one.
-        token: the secret that workers show, hexadecimal.
-        keys: `Keyring.to_json`; empty: nothing is encrypted.
+        token: the secret that workers show.
+        keys: its own; None: nothing is encrypted.
         trace: the file of a trace; empty: none.
+        supervised: whether a launcher sends commands.
     """
 
     shard: int
     workers: int
     address: str
-    token: str = field(repr=False)
-    keys: str = field(default="", repr=False)
+    token: bytes = field(repr=False)
+    keys: Keyring | None = None
     trace: str = ""
+    supervised: bool = True

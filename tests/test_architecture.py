@@ -50,7 +50,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.caffe.proto": set(),
     "poseidon.caffe.data": {"poseidon.engine", "poseidon.exchange", "poseidon.caffe.proto"},
     "poseidon.caffe.snapshot": {"poseidon.engine", "poseidon.caffe.proto"},
-    "poseidon.caffe.layers": {"poseidon.exchange", "poseidon.caffe.proto", "poseidon.caffe.data"},
+    "poseidon.caffe.layers": {
+        "ps_server",
+        "poseidon.exchange",
+        "poseidon.caffe.proto",
+        "poseidon.caffe.data",
+    },
     "poseidon.caffe.net": {
         "poseidon.exchange",
         "poseidon.observe.metrics",

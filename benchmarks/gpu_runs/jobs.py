@@ -86,7 +86,7 @@ def shard_process() -> Iterator[tuple[str, bytes]]:
         if event.get("event") != "listening":
             raise JobError(f"the shard did not start: {event.get('message', 'it wrote nothing')}")
         drain.start()  # its statistics must not fill the pipe
-        yield str(event["address"]), bytes.fromhex(token)
+        yield str(event["address"]), token.encode()
     finally:
         with contextlib.suppress(OSError):
             process.stdin.close()

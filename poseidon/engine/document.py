@@ -59,7 +59,7 @@ class WorkerDocument(ComputeOptions):
 
     Attributes:
         output: folder of logs and net outputs.
-        member: the place of this worker in its job.
+        member: the place of this worker in its job, with the job's secrets.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         sent: files that this host has from the launcher, by their paths here.
@@ -110,9 +110,6 @@ class TrainingDocument(WorkerDocument):
     """The configuration of a worker that exchanges gradients.
 
     Attributes:
-        token: the job's secret, hexadecimal.
-        keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no
-            encryption.
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
         exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
             `RecordedPlan.to_json` has it; empty: it chooses.
@@ -127,8 +124,6 @@ class TrainingDocument(WorkerDocument):
             places the virtual workers.
     """
 
-    token: str = field(repr=False)
-    keys: str = field(default="", repr=False)
     trace: bool = False
     exchange_plan: str = ""
     copies: int = 0

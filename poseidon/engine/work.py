@@ -23,7 +23,6 @@ from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
 from ps_server import PeerLost, ServerError, StalenessTimeout
-from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer
 
 PROGRESS_S = 0.25
@@ -113,16 +112,11 @@ class TrainingWork(Work[Training]):
         return open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
 
     def membership(self) -> Membership:
-        """Return the place of this worker in its job, with the job's secrets; the launcher may end
-        all waits of its exchange.
+        """Return the place of this worker in its job; the launcher may end all waits of its
+        exchange.
         """
-        document, member = self.document, self.document.member
-        network = replace(
-            member.network,
-            token=bytes.fromhex(document.token),
-            keys=Keyring.from_json(document.keys) if document.keys else None,
-            interruption=self.launcher.interruption,
-        )
+        member = self.document.member
+        network = replace(member.network, interruption=self.launcher.interruption)
         return replace(member, network=network)
 
     @property

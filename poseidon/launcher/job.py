@@ -405,12 +405,14 @@ class Job(ABC):
         return TrainingDocument(
             **self.request.compute_options(),
             job=self.id,
-            token=start.token,
-            keys=start.keyring(role),
             output=self.site.path(self.output),
             member=Membership(
                 network=Network(
-                    rank=role.rank, size=plan.worker_count, host=role.host.socket_address
+                    rank=role.rank,
+                    size=plan.worker_count,
+                    host=role.host.socket_address,
+                    token=start.token,
+                    keys=start.keyring(role),
                 ),
                 hosts=by_host if max(by_host) > 1 else (),
                 local_address=""

@@ -20,8 +20,8 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument, WorkKind
 from poseidon.launcher.request import Encrypt
-from ps_server.json_fields import fields_of
-from ps_server.keys import JobKeys
+from ps_server.json_fields import fields_of, plain
+from ps_server.keys import JobKeys, Keyring
 from ps_server.process_environment import environment
 from ps_server.shard_document import ShardDocument
 
@@ -87,7 +87,7 @@ class Start:
         point: where it resumes from.
         aside: whether its processes are prepared beside another start, and then wait.
         exchange_plan: of an earlier start or run, as `RecordedPlan.to_json`; empty: none.
-        token: the start's secret, hexadecimal.
+        token: the start's secret.
         keys: of all connections; None: they are not encrypted.
     """
 
@@ -95,7 +95,7 @@ class Start:
     point: StartingPoint
     exchange_plan: str
     aside: bool = False
-    token: str = field(repr=False)
+    token: bytes = field(repr=False)
     keys: JobKeys | None = field(repr=False)
 
     @classmethod
@@ -118,17 +118,17 @@ class Start:
             attempt=attempt,
             point=point,
             exchange_plan=exchange_plan,
-            token=secrets.token_hex(32),
+            token=secrets.token_hex(32).encode(),
             keys=keys,
         )
 
-    def keyring(self, role: WorkerPlan | ShardPlan) -> str:
-        """Return the keys of one process, as its document has them; empty: there are none."""
+    def keyring(self, role: WorkerPlan | ShardPlan) -> Keyring | None:
+        """Return the keys of one process; None: there are none."""
         if self.keys is None:
-            return ""
+            return None
         if isinstance(role, ShardPlan):
-            return self.keys.of_shard(role.index).to_json()
-        return self.keys.of_worker(role.rank).to_json()
+            return self.keys.of_shard(role.index)
+        return self.keys.of_worker(role.rank)
 
 
 def worker_spec(
@@ -187,7 +187,7 @@ def shard_spec(
         role,
         ("ps_server", "--job", job, "--stdin", "--shard", str(role.index)),
         threads,
-        json.dumps(fields_of(document)).encode(),
+        json.dumps(fields_of(document), default=plain).encode(),
         kind,
     )
     return replace(spec, slot=role.channel)

@@ -76,9 +76,9 @@ OWN_GROUP = (
 )
 
 
-def name_of(token: str, rank: int) -> str:
+def name_of(token: bytes, rank: int) -> str:
     """Return the name of a worker's socket, which nobody outside of the job can guess."""
-    digest = hashlib.sha256(f"place/{rank}/{token}".encode()).hexdigest()
+    digest = hashlib.sha256(f"place/{rank}/".encode() + token).hexdigest()
     return f"poseidon-{digest[:40]}"
 
 
@@ -110,11 +110,14 @@ class ScriptPlace:
         self._gave = False  # whether a process was told to take a place
         self._spawned = 0
         self._released = 0.0  # spawns by now that have taken no place; inf: all that may follow
-        self._name = name_of(document.token, document.rank)
+        self._name = self._name_of(document.rank)
         self._waiting: list[threading.Thread] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{self._name}")
         self._listener.listen(128)
+
+    def _name_of(self, rank: int) -> str:
+        return name_of(self._document.member.network.token, rank)
 
     def open(self, machines: Sequence[str]) -> None:
         """Begin to answer.
@@ -220,7 +223,7 @@ class ScriptPlace:
         place; return whether it is the latter.
         """
         try:
-            link = Link.to(name_of(self._document.token, leader))
+            link = Link.to(self._name_of(leader))
         except OSError:  # it has ended
             return not self.was_taken
         with closing(link):
@@ -270,12 +273,12 @@ class ScriptPlace:
             self._follow(leader)
             return {
                 "do": "wait",
-                "of": name_of(self._document.token, leader),
+                "of": self._name_of(leader),
                 "alone": FIRST_STARTS_NONE.format(own=own, first=leader),
                 "was_taken": self.was_taken,
             }
         self._gave = True
-        return {"do": "take", "of": name_of(self._document.token, rank)}
+        return {"do": "take", "of": self._name_of(rank)}
 
     def _follow(self, leader: int) -> None:
         """End this worker with the leader's script: its own waits for processes that wait."""

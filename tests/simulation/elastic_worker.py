@@ -409,7 +409,7 @@ class ElasticShard:
             document["shard"],
             document["workers"],
             name=name,
-            token=bytes.fromhex(document["token"]),
+            token=document["token"].encode(),
             ended=self._ended,
         )
         process.emit({"event": "listening", "address": name, "round": 0})

@@ -15,8 +15,11 @@ from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.sources import ReadingSource
 from poseidon.caffe.proto.caffe_pb2 import DataParameter, LayerParameter
+from ps_server.protocol.seats import HostPlace
 
 BACKENDS = tuple(Backend)
+SECOND_OF_TWO = HostPlace.of(1, 2, ())
+"""The place of the second of two clients."""
 
 
 def make_database(path: Path, backend: Backend, records: Iterable[tuple[bytes, bytes]]) -> Path:
@@ -50,16 +53,7 @@ def worker_share(
     phase: int, rank: int, workers: int, batch: int, *, clients: int = 1, shared: bool = True
 ) -> Share:
     """Return the share that a layer of worker `rank` reads, with as many workers on each client."""
-    per_client = workers // clients
-    context = LayerContext(
-        phase=phase,
-        seed=0,
-        rank=rank,
-        workers=workers,
-        client=rank // per_client,
-        clients=clients,
-        local_rank=rank % per_client,
-        local_workers=per_client,
-    )
+    place = HostPlace.of(rank, workers, (workers // clients,) * clients)
+    context = LayerContext(phase=phase, seed=0, rank=rank, workers=workers, place=place)
     block = DataParameter(shared_file_system=shared)
     return ReadingSource(LayerParameter(), context).share(block, batch)

@@ -35,7 +35,7 @@ def pause(**fields):
             say("paused", snapshot=snapshot, **fields)
         running = False
 def sign():
-    return os.path.join(document["output"], f"regroup_{document['token'][:8]}")
+    return os.path.join(document["output"], f"regroup_{document['member']['network']['token'][:8]}")
 def watch():
     while True:
         time.sleep(0.02)

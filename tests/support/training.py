@@ -35,6 +35,7 @@ from poseidon.exchange.replicas import NO_CHECK
 from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
 from ps_server.network import Network
+from ps_server.protocol.seats import HostPlace
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
@@ -244,10 +245,7 @@ def _run_worker(
         seed=settings.random_seed or 1,
         rank=rank,
         workers=job.workers,
-        client=rank,
-        clients=job.workers,
-        local_rank=0,
-        local_workers=1,
+        place=HostPlace.of(rank, job.workers, ()),
         autocast=TYPES.get(job.compute.precision),
         channels_last=job.compute.channels_last,
     )

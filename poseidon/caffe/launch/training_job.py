@@ -52,6 +52,7 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import OnNan, TrainRequest
 from poseidon.launcher.site import FileSet, Site
 from ps_server.json_fields import fields_of
+from ps_server.protocol.seats import HostPlace
 
 _PATHS = ("source", "mean_file")
 _SHARED = "shared_file_system"
@@ -138,10 +139,7 @@ class TrainingJob(Job):
             seed=self._seed,
             rank=self.virtual_workers.of(role.rank).start,
             workers=self.virtual_workers.count,
-            client=role.position,
-            clients=self.plan.working_hosts,
-            local_rank=role.local_rank,
-            local_workers=self.plan.workers_on(role.host),
+            place=HostPlace.of(role.rank, self.plan.worker_count, self.plan.workers_by_host),
         )
 
     def usual_virtual_workers(self, plan: JobPlan) -> int:

@@ -87,16 +87,16 @@ class ReadingSource(Source):
 
     def share(self, block: SourceBlock, batch: int) -> Share:
         """Return the share of the records that this worker reads, in batches of `batch`."""
-        context = self.context
+        context, place = self.context, self.context.place
         together = batch if context.phase == TEST else 1
         if block.shared_file_system:
             return Share(first=context.rank, step=context.workers, block=together)
         return Share(
-            first=context.local_rank,
-            step=context.local_workers,
+            first=place.local_rank,
+            step=place.local_workers,
             block=together,
-            client=context.client,
-            clients=context.clients,
+            client=place.host,
+            clients=place.host_count,
         )
 
     def source(self, block: SourceBlock) -> Path:
@@ -112,13 +112,13 @@ class ReadingSource(Source):
         source = context.resolve(block.source)
         if not block.shared_file_system and not source.exists():
             # A host with its part only: search for the part to find the folder.
-            part = context.resolve(str(part_path(Path(block.source), context.client)))
+            part = context.resolve(str(part_path(Path(block.source), context.place.host)))
             source = part.with_name(source.name) if part.exists() else source
         return source_for(
             source,
             shared_file_system=block.shared_file_system,
-            client=context.client,
-            clients=context.clients,
+            client=context.place.host,
+            clients=context.place.host_count,
         )
 
     def channel_mean(self) -> NDArray[np.float32] | None:

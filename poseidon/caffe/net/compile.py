@@ -327,16 +327,12 @@ class _Compiler:
 
 
 def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
-    place = document.member.host_place
     return LayerContext(
         phase=phase,
         seed=seed,
         rank=document.rank,
         workers=document.workers,
-        client=place.host,
-        clients=place.host_count,
-        local_rank=place.local_rank,
-        local_workers=place.local_workers,
+        place=document.member.host_place,
         device=torch.device(document.device),
         autocast=TYPES.get(document.precision),
         channels_last=document.channels_last,

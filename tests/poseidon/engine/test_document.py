@@ -19,7 +19,6 @@ from ps_server.network import Network
 
 DOCUMENT = JobDocument(
     job="j",
-    token="ab",
     solver="s.prototxt",
     output="out",
     member=Membership(
@@ -74,7 +73,7 @@ def test_broken_documents_are_refused(line: str, message: str) -> None:
 
 def test_a_script_is_told_its_words_and_no_solver() -> None:
     document = ScriptDocument(
-        job="j", token="00", output="o", script="s.py", arguments=("--x", "1"), prints=Prints.STDERR
+        job="j", output="o", script="s.py", arguments=("--x", "1"), prints=Prints.STDERR
     )
     assert read_document(ScriptDocument, document.to_json()) == document
     with pytest.raises(UsageError, match=r"not know: arguments, ddp, .*, prints, restarts, script"):
@@ -86,6 +85,6 @@ def test_a_script_is_told_its_words_and_no_solver() -> None:
 
 def test_files_that_were_sent_have_the_names_that_the_user_knows() -> None:
     document = ScriptDocument(
-        job="j", token="", output=".", script="x", sent=("/s/0/a.pt",), sources=("/runs/a.pt",)
+        job="j", output=".", script="x", sent=("/s/0/a.pt",), sources=("/runs/a.pt",)
     )
     assert document.named("resuming from /s/0/a.pt, b.pt") == "resuming from /runs/a.pt, b.pt"

@@ -106,9 +106,7 @@ def test_the_page_has_the_defaults() -> None:
 
 
 def test_a_document_carries_them() -> None:
-    document = ScriptDocument(
-        job="j", token="00", output="o", script="s.py", member=Membership(options=ALL)
-    )
+    document = ScriptDocument(job="j", output="o", script="s.py", member=Membership(options=ALL))
     assert read_document(ScriptDocument, document.to_json()).member.options == ALL
 
 

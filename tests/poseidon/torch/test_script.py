@@ -72,7 +72,7 @@ def events_of(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     given = {"script": str(script), "arguments": ("a", "--b"), "prints": Prints.STDOUT, **fields}
-    document = ScriptDocument(job="j", token="", output=str(folder), **given)
+    document = ScriptDocument(job="j", output=str(folder), **given)
     launcher = RecordingConnection()
     with patch.dict(os.environ):  # --ddp leaves torchrun's variables to the process
         code = run_work(ScriptWork(document, launcher))
@@ -248,7 +248,7 @@ def test_a_script_has_its_own_folder_first_and_not_the_current_one(
     (tmp_path / "link.py").symlink_to("real/script.py")
     monkeypatch.setattr(sys, "path", ["/lib", ""])
     script = str(tmp_path / "link.py")
-    search_as_plain_python(ScriptDocument(job="j", token="", output=".", script=script))
+    search_as_plain_python(ScriptDocument(job="j", output=".", script=script))
     assert sys.path == [str(tmp_path / "real"), "/lib"]
 
 

@@ -125,7 +125,6 @@ def test_a_worker_has_all_variables_of_torchrun() -> None:
     document = ScriptDocument(
         job="job-1",
         output="out",
-        token="",
         script="train.py",
         member=Membership(network=Network(rank=5, size=6), hosts=(3, 1, 2)),
         restarts=1,

@@ -31,8 +31,7 @@ def place() -> Iterator[ScriptPlace]:
         job="j",
         output="/o",
         script="s.py",
-        token="ab",
-        member=Membership(network=Network(rank=1, size=3)),
+        member=Membership(network=Network(rank=1, size=3, token=b"ab")),
         ddp=True,
     )
     launcher = LauncherConnection(io.StringIO(), io.StringIO())
@@ -44,8 +43,8 @@ def place() -> Iterator[ScriptPlace]:
 @pytest.mark.parametrize(
     ("rank", "size", "reply"),
     [
-        (1, 3, {"do": "take", "of": name_of("ab", 1)}),
-        (2, 3, {"do": "take", "of": name_of("ab", 2)}),
+        (1, 3, {"do": "take", "of": name_of(b"ab", 1)}),
+        (2, 3, {"do": "take", "of": name_of(b"ab", 2)}),
         (0, 3, "with rank 0; expected one of the ranks of this machine's workers: 1, 2"),
         (3, 3, "workers: 1, 2"),
         (None, 3, "workers: 1, 2"),
@@ -54,7 +53,7 @@ def place() -> Iterator[ScriptPlace]:
     ],
 )
 def test_places(place: ScriptPlace, rank: int | None, size: int | None, reply: object) -> None:
-    with closing(Link.to(name_of("ab", 1))) as link:
+    with closing(Link.to(name_of(b"ab", 1))) as link:
         answer = link.ask(do="place", rank=rank, size=size)
     if isinstance(reply, str):
         assert reply in answer["error"]
@@ -64,20 +63,21 @@ def test_places(place: ScriptPlace, rank: int | None, size: int | None, reply: o
 
 def test_a_place_can_be_reached_before_the_machines_are_known() -> None:
     """Another worker may know them earlier."""
-    document = ScriptDocument(job="j", output="/o", script="s.py", token="ef", ddp=True)
+    member = Membership(network=Network(token=b"ef"))
+    document = ScriptDocument(job="j", output="/o", script="s.py", member=member, ddp=True)
     launcher = LauncherConnection(io.StringIO(), io.StringIO())
     with (
         closing(ScriptPlace(document, launcher)) as place,
-        closing(Link.to(name_of("ef", 0))) as link,
+        closing(Link.to(name_of(b"ef", 0))) as link,
     ):
         link.write(do="place", rank=0, size=1)
         place.open([HERE])
-        assert link.read() == {"do": "take", "of": name_of("ef", 0)}
+        assert link.read() == {"do": "take", "of": name_of(b"ef", 0)}
 
 
 @pytest.mark.parametrize("takes_part", [False, True])
 def test_others_wait_for_the_end_of_the_first_script(place: ScriptPlace, takes_part: bool) -> None:
-    with closing(Link.to(name_of("ab", 1))) as link, closing(Link.to(name_of("ab", 1))) as other:
+    with closing(Link.to(name_of(b"ab", 1))) as link, closing(Link.to(name_of(b"ab", 1))) as other:
         if takes_part:
             other.ask(do="place", rank=1, size=3)
         link.write(do="wait")
@@ -87,14 +87,14 @@ def test_others_wait_for_the_end_of_the_first_script(place: ScriptPlace, takes_p
 
 
 def test_others_are_free_once_the_first_script_joins_by_itself(place: ScriptPlace) -> None:
-    with closing(Link.to(name_of("ab", 1))) as link:
+    with closing(Link.to(name_of(b"ab", 1))) as link:
         link.write(do="wait", number=1)
         place._begin_own()
         assert link.read() == {"free": True}
 
 
 def test_both_at_once_are_refused(place: ScriptPlace) -> None:
-    with closing(Link.to(name_of("ab", 1))) as link:
+    with closing(Link.to(name_of(b"ab", 1))) as link:
         link.ask(do="place", rank=1, size=3)
     with place.spawns(ExitStack()), pytest.raises(UsageError, match="expected one of the two"):
         torch.distributed.init_process_group("gloo")

@@ -111,7 +111,7 @@ def test_an_option_of_the_workers_is_named_by_one_class_alone() -> None:
         }
         assert naming - {"caffe/solver/worker.py"} == {"engine/document.py"}
         request = TrainRequest(**{option: 7})
-        document = JobDocument(job="j", output="out", token="ab", solver="s", **request.options())
+        document = JobDocument(job="j", output="out", solver="s", **request.options())
         assert getattr(read_document(JobDocument, document.to_json()), option) == 7
 
 
@@ -302,7 +302,7 @@ def test_which_exchanges_are_elastic(
 
 
 def test_the_workers_of_a_balanced_job_are_told(tmp_path: Path) -> None:
-    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
+    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token=b"ab", keys=None)
     balance = Balance(measured=True)
     job = job_of(tmp_path, 2, virtual_workers=4, balance=balance, max_restarts=1)
     assert "they move by the measured speed of the workers" in " ".join(job.notes())
@@ -316,7 +316,7 @@ def test_a_job_that_goes_on_with_fewer_hosts_keeps_its_virtual_workers(
     monkeypatch.setattr(Site, "cores", lambda site, host: 12 // len(site.hosts))
     monkeypatch.setattr(Site, "socket_folder", lambda site, host: "")
     job = job_of(tmp_path, 4, balance=Balance(speeds=(1.0, 1.0, 1.0, 3.0)))
-    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
+    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token=b"ab", keys=None)
     first = [job.document(role, start) for role in job.plan.workers]
     assert {(one.threads, one.member.virtual_workers) for one in first} == {(3, None)}
     job.site._hosts = job.site.hosts[:1] + job.site.hosts[3:]
@@ -332,7 +332,7 @@ def test_each_worker_knows_the_workers_of_all_hosts(
     monkeypatch.setattr(Site, "cores", lambda site, host: 6)
     monkeypatch.setattr(Site, "socket_folder", lambda site, host: f"/tmp/{host.id}")
     job = job_of(tmp_path, 2)
-    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
+    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token=b"ab", keys=None)
     even = [job.document(role, start) for role in job.plan.workers]
     assert {(one.member.hosts, one.member.local_address, one.threads) for one in even} == {
         ((), "", 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -30,7 +31,8 @@ from poseidon.caffe.proto.caffe_pb2 import (
     NetState,
 )
 from poseidon.errors import DataError, DefinitionError, PoseidonError
-from tests.support.databases import make_database, make_pictures, picture
+from ps_server.protocol.seats import HostPlace
+from tests.support.databases import SECOND_OF_TWO, make_database, make_pictures, picture
 from tests.support.nets import build, definition, inputs, layer, noise
 
 RECORDS = 8
@@ -51,12 +53,12 @@ def net(
     tops: str = "data label",
     rest: str = "",
     above: str = "",
-    **place: int,
+    **place: Any,
 ) -> Net:
     text = (
         layer("Data", "", tops, f'data_param {{ source: "{folder / "db"}" {body} }} {rest}') + above
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    context = LayerContext(phase=TRAIN, seed=1, **place)
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 
 
@@ -122,8 +124,11 @@ def test_workers_of_a_shared_database_stride(tmp_path: Path) -> None:
     write(tmp_path / "db")
     labels = []
     for rank in range(2):
-        place = {"rank": rank, "workers": 2, "client": rank, "clients": 2}
-        compiled = net(tmp_path, "batch_size: 2 backend: LMDB shared_file_system: true", **place)
+        place, body = (
+            HostPlace.of(rank, 2, ()),
+            "batch_size: 2 backend: LMDB shared_file_system: true",
+        )
+        compiled = net(tmp_path, body, rank=rank, workers=2, place=place)
         labels.append(compiled()["label"].tolist())
         compiled.close()
     assert labels == [[0, 2], [1, 3]]
@@ -132,7 +137,7 @@ def test_workers_of_a_shared_database_stride(tmp_path: Path) -> None:
 def test_clients_open_their_own_parts(tmp_path: Path) -> None:
     write(tmp_path / "db_0")
     write(tmp_path / "db_1", start=50)
-    compiled = net(tmp_path, "batch_size: 2 backend: LMDB", client=1, clients=2, rank=1, workers=2)
+    compiled = net(tmp_path, "batch_size: 2 backend: LMDB", place=SECOND_OF_TWO, rank=1, workers=2)
     assert compiled()["label"].tolist() == [50, 51]
     compiled.close()
 
@@ -145,7 +150,7 @@ def test_a_part_alone_decides_which_folder_is_meant(
     text = layer(
         "Data", "", "data label", 'data_param { source: "db" batch_size: 2 backend: LMDB }'
     )
-    context = LayerContext(phase=TRAIN, seed=1, client=1, clients=2)
+    context = LayerContext(phase=TRAIN, seed=1, place=SECOND_OF_TWO)
     compiled = compile_net(definition(text), context, state=NetState(phase=TRAIN))
     assert compiled()["label"].tolist() == [50, 51]
     compiled.close()
@@ -227,7 +232,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def annotated_net(
-    source: Path, body: str = "", *, batch: int = 3, tops: str = "data label", **place: int
+    source: Path, body: str = "", *, batch: int = 3, tops: str = "data label", **place: Any
 ) -> Net:
     phase = place.pop("phase", TRAIN)
     text = layer(
@@ -238,7 +243,7 @@ def annotated_net(
         f'{{ source: "{source}" batch_size: {batch} backend: LMDB shared_file_system: true }} '
         f"{body}",
     )
-    context = LayerContext(phase=phase, seed=3, **place)  # type: ignore[arg-type]
+    context = LayerContext(phase=phase, seed=3, **place)
     return compile_net(definition(text), context, state=NetState(phase=phase))
 
 
@@ -474,11 +479,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def net_of_hdf5_data(folder: Path, tops: str, body: str, rest: str = "", **place: int) -> Net:
+def net_of_hdf5_data(folder: Path, tops: str, body: str, rest: str = "", **place: Any) -> Net:
     text = layer(
         "HDF5Data", "", tops, f'hdf5_data_param {{ source: "{folder}/list" {body} }} {rest}'
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    context = LayerContext(phase=TRAIN, seed=1, **place)
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 
 
@@ -517,11 +522,11 @@ def test_mistakes_of_hdf5_data(folder: Path, tops: str, body: str, rest: str, me
         net_of_hdf5_data(folder, tops, body, rest)
 
 
-def output(path: str, **place: int) -> Net:
+def output(path: str, **place: Any) -> Net:
     text = inputs(x=(2, 3), y=(2,)) + layer(
         "HDF5Output", "x y", "", f'hdf5_output_param {{ file_name: "{path}" }}'
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    context = LayerContext(phase=TRAIN, seed=1, **place)
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 
 

@@ -5,6 +5,7 @@ mistakes.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,7 +17,7 @@ from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DataError, DefinitionError
-from tests.support.databases import make_pictures
+from tests.support.databases import SECOND_OF_TWO, make_pictures
 from tests.support.nets import definition, layer
 
 
@@ -31,14 +32,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def net(folder: Path, body: str, rest: str = "", **place: int) -> Net:
+def net(folder: Path, body: str, rest: str = "", **place: Any) -> Net:
     text = layer(
         "DenseImageData",
         "",
         "data label",
         f'dense_image_data_param {{ source: "{folder}/list" {body} }} {rest}',
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    context = LayerContext(phase=TRAIN, seed=1, **place)
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 
 
@@ -107,7 +108,7 @@ def test_images_and_labels_are_scaled_by_one_of_some_factors(folder: Path) -> No
 
 
 def test_factors_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
-    def tops(**place: int) -> list[torch.Tensor]:
+    def tops(**place: Any) -> list[torch.Tensor]:
         body = "batch_size: 1 shared_file_system: true"
         compiled = net(folder, body, f"transform_param {{ {SCALES} mirror: true }}", **place)
         try:
@@ -174,7 +175,7 @@ def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
     assert both == [[0, 2], [1, 3]]
     (folder / "list_1").write_text("3.png 3_label.png\n")
     (folder / "list_0").write_text("2.png 2_label.png\n")
-    assert firsts(net(folder, "batch_size: 1", client=1, clients=2, rank=1, workers=2), 1) == [3]
+    assert firsts(net(folder, "batch_size: 1", place=SECOND_OF_TWO, rank=1, workers=2), 1) == [3]
 
 
 def test_order_and_start(folder: Path) -> None:

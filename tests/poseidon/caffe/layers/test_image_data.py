@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DataError, DefinitionError
+from tests.support.databases import SECOND_OF_TWO
 from tests.support.nets import definition, layer
 
 CONV = layer(
@@ -29,14 +31,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def net(folder: Path, body: str, rest: str = "", above: str = "", **place: int) -> Net:
+def net(folder: Path, body: str, rest: str = "", above: str = "", **place: Any) -> Net:
     text = layer(
         "ImageData",
         "",
         "data label",
         f'image_data_param {{ source: "{folder}/list" {body} }} {rest}',
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    context = LayerContext(phase=TRAIN, seed=1, **place)
     return compile_net(definition(text + above), context, state=NetState(phase=TRAIN))
 
 
@@ -103,7 +105,7 @@ def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
     assert both == [[0, 2], [1, 3]]
     (folder / "list_0").write_text("2.png 2\n")
     (folder / "list_1").write_text("3.png 3\n")
-    part = net(folder, f"batch_size: 1 {size}", client=1, clients=2, rank=1, workers=2)
+    part = net(folder, f"batch_size: 1 {size}", place=SECOND_OF_TWO, rank=1, workers=2)
     assert labels(part, 1) == [3]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,6 +15,7 @@ from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DataError, DefinitionError
+from tests.support.databases import SECOND_OF_TWO
 from tests.support.nets import definition, layer
 
 SIZES = [(20, 30), (40, 20), (10, 10)]
@@ -39,14 +41,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def net(folder: Path, body: str = "scale: 0 shuffle: false", rest: str = "", **place: int) -> Net:
+def net(folder: Path, body: str = "scale: 0 shuffle: false", rest: str = "", **place: Any) -> Net:
     text = layer(
         "ROIData",
         "",
         "data im_info gt_boxes",
         f'roi_data_param {{ source: "{folder}/windows" {body} }} {rest}',
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    context = LayerContext(phase=TRAIN, seed=1, **place)
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 
 
@@ -101,8 +103,7 @@ def test_workers_share_the_images_or_have_parts(folder: Path) -> None:
     part = net(
         folder,
         f'scale: 0 shuffle: false root_folder: "{folder}/"',
-        client=1,
-        clients=2,
+        place=SECOND_OF_TWO,
         rank=1,
         workers=2,
     )

@@ -111,7 +111,7 @@ def start(
     own = documents(first, workers, rewind, speeds)
     servers = [
         Server(
-            Shard(index, workers, bytes.fromhex(own[0].token)),
+            Shard(index, workers, own[0].member.network.token),
             ZmqServerTransport("tcp://127.0.0.1:0"),
         )
         for index in range(first.member.shards)
@@ -129,11 +129,12 @@ def documents(
         replace(
             first,
             member=replace(
-                first.member, network=Network(rank=rank, size=workers), virtual_workers=placed
+                first.member,
+                network=Network(rank=rank, size=workers, token=b"%d %d" % (workers, rewind)),
+                virtual_workers=placed,
             ),
             rewind=rewind,
             weights=first.weights if rewind < 0 else (),
-            token=f"{workers:02x}{rewind + 1:02x}",
         )
         for rank in range(workers)
     ]
@@ -210,7 +211,6 @@ def first(tmp_path: Path, databases: Path) -> JobDocument:
     return JobDocument(
         job="job",
         output=str(tmp_path / "out"),
-        token="00",
         solver=str(solver),
         weights=(str(weights),),
         member=Membership(shards=2),
