@@ -15,7 +15,7 @@ Laws:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -24,16 +24,15 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poseidon.engine.session import Act, Applies, LoopEvent, State, TrainingSession
-from poseidon.engine.worker_context import STEP, Observed, WorkerContext
-from poseidon.errors import UsageError, counted
-from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.exchange import Exchange
+from poseidon.engine.worker_context import WorkerContext
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.turns import stacked
 from poseidon.torch.ddp_replicas import ComparedModule, DdpReplicas, reduced_parameters
+from poseidon.torch.divided_reducer import reduced_between_hosts
 from poseidon.torch.masters import TYPES
 from poseidon.torch.process_group.backend import initialize
 from poseidon.torch.process_group.functions import (
@@ -44,22 +43,18 @@ from poseidon.torch.process_group.functions import (
     replaced,
 )
 from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.reducer import MeanReducer, check_one_batch
 from poseidon.torch.tensors import looked_up
 from ps_server import Rule, RuleKind
 
 LOGGER = logging.getLogger(__name__)
-TAKES_TURNS = (
-    "{virtual} virtual workers on {workers} take turns, and DistributedDataParallel has one batch "
-    "of each worker at a time; expected as many workers as virtual workers, or poseidon.distribute"
-)
-
 OWN_HOOK = (
     "the script has registered its own communication hook on a DistributedDataParallel module: "
     "{given} has no effect on it, and its replicas are not compared"
 )
 
 
-class BucketReducer:
+class BucketReducer(MeanReducer):
     """Reduces the buckets of one DistributedDataParallel module by an exchange.
 
     The process group reduces the first backward pass, which shows which weights of fully-connected
@@ -69,12 +64,11 @@ class BucketReducer:
     """
 
     def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
+        super().__init__(context)
         self.module = module
-        self._context = context
-        """The worker in its job, and in its loop once the exchange is open."""
-        self._session = TrainingSession(Applies.WORKERS, rank=context.worker.rank)
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
-        self._names = {parameter: name for name, parameter in reduced_parameters(module).items()}
+        reduced = reduced_parameters(module)
+        self._names = {parameter: name for name, parameter in reduced.items()}
         sparse = _with_sparse_gradients(module.module)
         self._sent = [p for p in self._names if p.dtype in TYPES and p not in sparse]
         """The parameters whose gradients the exchange reduces."""
@@ -95,10 +89,13 @@ class BucketReducer:
             for weight, layer in layers.items()
             if weight in self._names and weight.dtype is torch.float32
         }
-        self._observed: Observed | None = None
         self._wait_free = context.member.options.wait_free
         self._replicas = DdpReplicas(
-            module, context.member.options, collect=self._collect, rank=context.worker.rank
+            module,
+            reduced,
+            context.member.options,
+            collect=self._collect,
+            rank=context.worker.rank,
         )
         self._means: list[Tensor] = []
         module.register_forward_pre_hook(OfOneModule(self._before_forward))
@@ -108,8 +105,7 @@ class BucketReducer:
     def close(self) -> None:
         for tap in self._taps.values():
             tap.close()
-        if self._observed is not None:
-            self._observed.close()
+        super().close()
 
     def _before_forward(self, module: nn.Module, _: object) -> None:
         """Become the communication hook unless the script has registered one of its own.
@@ -135,9 +131,7 @@ class BucketReducer:
         self._reduces = self._is_hook and is_reduced
         for tap in self._taps.values():
             tap.take()  # of a backward pass that has failed
-        observed = self._observed
-        if observed is not None and observed.exchange.control.is_asked_to_stop(self._session.steps):
-            raise KeyboardInterrupt(f"the job was asked to stop after step {self._session.steps}")
+        self.check_asked_to_stop()
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Send the gradients of a bucket. The last one ends the iteration."""
@@ -145,19 +139,15 @@ class BucketReducer:
         self._waiting.append((bucket, future))
         session = self._session
         if self._observed is not None:
-            if session.state is not State.BACKWARD:
-                self._on(LoopEvent.BACKWARD)
+            self._begin()
             if self._wait_free and self._sends(bucket):
                 self._send(bucket)
         if bucket.is_last():
             # a call of the process group does not belong to what is reported as a step
             if self._observed is None:
-                self._context = self._context.of_next_loop()
-                self._open(self._context)
+                self._open_after_first(self._context.of_next_loop())
             else:
-                self._on(LoopEvent.PASS)
-                self._on(LoopEvent.AVERAGE)
-                self._on(LoopEvent.APPLY)
+                self._end()
             factor = self._replicas.factor()
             self._replicas.compare(session.steps)
             session.steps += 1
@@ -167,10 +157,6 @@ class BucketReducer:
             for done, one in waiting:
                 one.set_result(done.buffer() if factor == 1.0 else done.buffer().mul_(factor))
         return future
-
-    def _on(self, event: LoopEvent) -> None:
-        for act in self._session.on(event):
-            _ACTS[act](self)
 
     def _sends(self, bucket: Any) -> bool:
         return bucket.parameters()[0] in self._index  # those of a bucket have one type
@@ -187,35 +173,23 @@ class BucketReducer:
                 exchange.begin_factors(index, *stacked(factors))
                 exchange.release(index)  # no layer uses the mean
 
-    @property
-    def _exchange(self) -> Exchange:
-        assert self._observed is not None
-        return self._observed.exchange
-
     def _send_rest(self) -> None:
         for own, _ in self._waiting:
             if not self._sends(own):
                 _average(own)
             elif not self._wait_free:
                 self._send(own)
-        self._report(STEP)
-
-    def _finish(self) -> None:
-        self._exchange.finish()
-        self._session.end_iteration(self._exchange.finished)
-
-    def _start(self) -> None:
-        self._exchange.start(self._session.iterations, 0.0)
+        super()._send_rest()
 
     def _take_means(self) -> None:
-        """Fill the buckets with the means, which the iteration that has begun waits for."""
+        """Fill the buckets with the means."""
         for bucket, _ in self._waiting:
             for parameter, gradient in _gradients(bucket) if self._sends(bucket) else ():
                 index = self._index[parameter]
                 self._exchange.wait(index)
                 gradient.copy_(self._means[index])
 
-    def _open(self, context: WorkerContext) -> None:
+    def _open_after_first(self, context: WorkerContext) -> None:
         """Reduce the first buckets by the process group, and open the exchange."""
         rows = [0] * len(self._sent)
         for bucket, _ in self._waiting:
@@ -250,33 +224,11 @@ class BucketReducer:
                 self._sent, self._means, least.tolist(), most.tolist(), strict=True
             )
         ]
-        settings = ExchangeSettings(start_clock=1)  # the first iteration is done
-        built, self._observed = context.build(tensors, settings, self.module.module)
-        exchange = self._exchange
-        exchange.open(None)
-        self._on(LoopEvent.OPEN)
-        self._session.continue_from(iterations=1)
-        self._on(LoopEvent.FORWARD)
-        self._observed.watch()
-        used = {p for p, index in self._index.items() if index in exchange.by_factors}
+        self._open(context, tensors, self.module.module, iterations=1)
+        by_factors = self._exchange.by_factors
+        used = {p for p, index in self._index.items() if index in by_factors}
         for parameter in self._taps.keys() - used:
             self._taps.pop(parameter).close()
-        context.on_open(built, exchange)
-
-    def _collect(self, payload: bytes) -> Sequence[bytes]:
-        return self._exchange.control.all_gather(payload)
-
-    def _report(self, current: str = "") -> None:
-        self._context.on_progress(self._session.position(current))
-
-
-_ACTS: dict[Act, Callable[[BucketReducer], None]] = {
-    Act.START: BucketReducer._start,
-    Act.START_PRESENT: BucketReducer._start,
-    Act.SEND: BucketReducer._send_rest,
-    Act.FINISH: BucketReducer._finish,
-    Act.WAIT: BucketReducer._take_means,
-}
 
 
 def _with_sparse_gradients(module: nn.Module) -> set[Tensor]:
@@ -314,10 +266,7 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
     context.member.options.check_ddp()
     if context.unfit_for_ddp and not context.loops.begun:  # else it is for a group
         raise UsageError(context.unfit_for_ddp)
-    if context.member.takes_turns:
-        virtual = context.member.by_worker
-        workers = counted(virtual.processes, "worker")
-        raise UsageError(TAKES_TURNS.format(virtual=virtual.count, workers=workers))
+    check_one_batch(context, "DistributedDataParallel")
     is_known = any(
         isinstance(known, BucketReducer) and known.module is module for known in context.reducers
     )
@@ -367,6 +316,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[ExitStack]:
         for owner in (distributed, distributed.distributed_c10d):
             undo.enter_context(replaced(owner, "init_process_group", init_process_group))
         undo.enter_context(_each_made(lambda module: reduce_by_exchange(module, context)))
+        undo.enter_context(reduced_between_hosts(context))
         yield undo
 
 

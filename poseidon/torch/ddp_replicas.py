@@ -36,16 +36,18 @@ def reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Paramete
 
 
 class DdpReplicas:
-    """The replicas of one module, on all workers.
+    """The replicas of one module, or of a part of it, on all workers that have it.
 
     Args:
+        weights: by name: what is equal on all of them.
         options: how often they are compared, and what a difference does.
         collect: returns the payloads of all workers by rank; all call it together.
     """
 
     def __init__(
         self,
-        module: DistributedDataParallel,
+        module: nn.Module,
+        weights: Mapping[str, Tensor],
         options: ExchangeOptions,
         *,
         collect: Callable[[bytes], Sequence[bytes]],
@@ -54,7 +56,7 @@ class DdpReplicas:
         self._module = module
         self._options = options
         self._collect = collect
-        self._weights = reduced_parameters(module)
+        self._weights = weights
         self._has_run = False
         self._check = ReplicaCheck(
             options,
@@ -122,7 +124,11 @@ class ComparedModule:
     def __init__(self, module: DistributedDataParallel, options: ExchangeOptions) -> None:
         self._group = module.process_group
         self._replicas = DdpReplicas(
-            module, options, collect=self._collect, rank=torch.distributed.get_rank(self._group)
+            module,
+            reduced_parameters(module),
+            options,
+            collect=self._collect,
+            rank=torch.distributed.get_rank(self._group),
         )
         self._steps = 0
         self._factor = 1.0

@@ -54,6 +54,7 @@ def loss_of(model, generator):
 HSDP = (
     MODEL
     + """
+import sys
 import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -64,7 +65,10 @@ rank, size = dist.get_rank(), dist.get_world_size()
 both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
-def train(name, mesh=both, accumulate=1, clip=0.0, checkpoint=False, **how):
+def train(
+    name, mesh=both, accumulate=1, syncs=False, twice=False, steps_within=False, clip=0.0,
+    checkpoint=False, **how,
+):
     model = GPT()
     for number, block in enumerate(model.blocks):
         if checkpoint:
@@ -73,10 +77,16 @@ def train(name, mesh=both, accumulate=1, clip=0.0, checkpoint=False, **how):
     fully_shard(model, mesh=mesh, **how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(rank)
+    if steps_within:
+        optimizer = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+        for parameter in model.head.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(p.grad))
     for step in range(8):
         for number in range(accumulate):
-            model.set_requires_gradient_sync(number == accumulate - 1)
+            model.set_requires_gradient_sync(syncs or number == accumulate - 1)
             loss = loss_of(model, generator) / accumulate
+            if twice:
+                loss = loss + loss_of(model, generator)
             loss.backward()
         if clip:
             norm = nn.utils.clip_grad_norm_(model.parameters(), clip).full_tensor()
@@ -87,9 +97,15 @@ def train(name, mesh=both, accumulate=1, clip=0.0, checkpoint=False, **how):
         print(name, step, mean.item() / size, norm.item() if clip else 0.0)
 
 train("plain steps")
+if len(sys.argv) > 1:
+    train("again")
+    sys.exit()
 train("accumulation", accumulate=2, reshard_after_forward=False)
 train("clipping", clip=0.5)
 train("checkpoints, mixed", checkpoint=True, mp_policy=mixed)
+train("means that add up", accumulate=2, syncs=True)
+train("twice in a loss", twice=True)
+train("steps within the pass", steps_within=True)
 train("all workers", mesh=init_device_mesh("cpu", (size,)))
 """
 )
@@ -113,7 +129,7 @@ def test_hsdp_has_the_losses_of_torchrun(tmp_path: Path) -> None:
     imports = ["torch.distributed.fsdp"]
     expected = run_by_gloo(tmp_path, tmp_path / "train.py", size=4, imports=imports)
     lines = list(zip(found.splitlines(), expected.splitlines(), strict=True))
-    assert len(lines) == 40
+    assert len(lines) == 64
     for one, other in lines:
         name, loss, norm = one.rsplit(" ", 2)
         name_by_gloo, loss_by_gloo, norm_by_gloo = other.rsplit(" ", 2)
@@ -121,6 +137,15 @@ def test_hsdp_has_the_losses_of_torchrun(tmp_path: Path) -> None:
         assert float(loss) == pytest.approx(float(loss_by_gloo), rel=1e-6, abs=1e-6)
         assert float(norm) == pytest.approx(float(norm_by_gloo), rel=1e-5)
     assert notes.count("divides parameters among workers of several hosts") == 1
+
+
+def test_hsdp_is_compressed_between_hosts(tmp_path: Path) -> None:
+    found, notes = run(tmp_path, HSDP, "--ddp", "--compress=*=int8", arguments=["compressed"])
+    assert losses(found, "plain steps") == losses(found, "again")  # to the bit
+    assert losses(found, "again")[0] == pytest.approx(of_one_process()[0], rel=1e-6)
+    assert losses(found, "again") == pytest.approx(of_one_process(), rel=1e-3)
+    assert losses(found, "again") != pytest.approx(of_one_process(), rel=1e-6)
+    assert "compressed by int8" in notes
 
 
 TENSOR_PARALLEL = """

@@ -182,6 +182,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None
         self._name = self._description = ""
+        self._left: list[ReduceRule] | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -213,6 +214,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         reduction = _reduction(opts, tensors)
+        if self._left is not None:
+            self._left.append(reduction)
+            return self._done(tensors)
         if any(tensor.is_sparse for tensor in tensors):
             return self._all_reduce_rows(tensors, reduction)
         return self._start(
@@ -221,6 +225,18 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             tensors,
             "all_reduce",
         )
+
+    @contextmanager
+    def leaving_sums(self) -> Iterator[list[ReduceRule]]:
+        """Let all-reduces inside the block leave their tensors as they are, for an exchange. Yield
+        what they would have done.
+        """
+        left: list[ReduceRule] = []
+        self._left = left
+        try:
+            yield left
+        finally:
+            self._left = None
 
     def _all_reduce_rows(self, tensors: list[Tensor], reduction: ReduceRule) -> PoseidonWork:
         """As gloo: the sum of sparse tensors has the elements of all workers."""
@@ -373,6 +389,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         own = _flat(tensors[0])
         _event_of(tensors).synchronize()
         self._collectives.send(own, receiver, tag)
+        return self._done(tensors)
+
+    def _done(self, tensors: list[Tensor]) -> PoseidonWork:
+        """Return a call that has ended."""
         work = PoseidonWork(lambda: None, tensors, self._script, self.mesh.fail)
         work.run()
         return work

@@ -111,7 +111,7 @@ def groups_of_job() -> Iterator[None]:
             undo.enter_context(replaced(info, "__post_init__", noting))
 
         actions = {f"{TENSOR_PARALLEL}.api": keep_within_hosts, FSDP_MESHES: note_shards}
-        undo.enter_context(_after_import(actions))
+        undo.enter_context(after_import(actions))
         yield
 
 
@@ -210,7 +210,7 @@ def _noting_shards(check: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 @contextmanager
-def _after_import(actions: Mapping[str, Callable[[ModuleType], None]]) -> Iterator[None]:
+def after_import(actions: Mapping[str, Callable[[ModuleType], None]]) -> Iterator[None]:
     """Act on modules, by their names, as soon as they are imported inside the block, or now where
     they are.
     """

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from poseidon.errors import JobError
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.torch.ddp import modules_compared
-from poseidon.torch.ddp_replicas import DdpReplicas
+from poseidon.torch.ddp_replicas import DdpReplicas, reduced_parameters
 from poseidon.torch.process_group.backend import initialize, register
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server.network import Network
@@ -63,7 +63,7 @@ def run(
 
         given: Any = modules[rank]
         own = ExchangeOptions(**options)
-        replicas = DdpReplicas(given, own, collect=collect, rank=rank)
+        replicas = DdpReplicas(given, reduced_parameters(given), own, collect=collect, rank=rank)
         try:
             for step in steps:
                 change(rank, modules[rank])

@@ -1,0 +1,139 @@
+"""The loop of a module whose gradients torch reduces in `backward()`, by an exchange of its own.
+
+Law: an iteration begins with the first gradient of a backward pass, and the pass ends once all
+means are there. So an error is raised in the script's `backward()`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from poseidon.engine.session import Act, Applies, LoopEvent, State, TrainingSession
+from poseidon.engine.worker_context import STEP, Observed, WorkerContext
+from poseidon.errors import UsageError, counted
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
+
+TAKES_TURNS = (
+    "{virtual} virtual workers on {workers} take turns, and {what} has one batch of each worker at "
+    "a time; expected as many workers as virtual workers, or poseidon.distribute"
+)
+
+
+def check_one_batch(context: WorkerContext, what: str) -> None:
+    """Check that each worker computes for itself alone.
+
+    Raises:
+        UsageError: one computes for several virtual workers.
+    """
+    if context.member.takes_turns:
+        virtual = context.member.by_worker
+        workers = counted(virtual.processes, "worker")
+        raise UsageError(TAKES_TURNS.format(virtual=virtual.count, workers=workers, what=what))
+
+
+class MeanReducer(ABC):
+    """Reduces gradients by an exchange, which `open` builds.
+
+    Args:
+        context: the worker in its job.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        """The worker in its job, and in its loop once the exchange is open."""
+        self._session = TrainingSession(Applies.WORKERS, rank=context.worker.rank)
+        self._observed: Observed | None = None
+
+    def close(self) -> None:
+        """Leave the exchange."""
+        if self._observed is not None:
+            self._observed.close()
+
+    def check_asked_to_stop(self) -> None:
+        """Check whether training continues, before a forward pass.
+
+        Raises:
+            KeyboardInterrupt: the job was asked to stop.
+        """
+        steps = self._session.steps
+        if self._observed is not None and self._exchange.control.is_asked_to_stop(steps):
+            raise KeyboardInterrupt(f"the job was asked to stop after step {steps}")
+
+    def _open(
+        self,
+        context: WorkerContext,
+        tensors: Sequence[Trained],
+        module: nn.Module,
+        *,
+        shards: Sequence[Sequence[Trained]] = (),
+        iterations: int = 0,
+    ) -> None:
+        """Open the exchange.
+
+        Args:
+            context: of this loop.
+            module: its layers are observed.
+            shards: see `build_exchange`.
+            iterations: that were reduced without it.
+        """
+        self._context = context
+        settings = ExchangeSettings(start_clock=iterations)
+        built, self._observed = context.build(list(tensors), settings, module, shards)
+        self._exchange.open(None)
+        self._on(LoopEvent.OPEN)
+        self._session.continue_from(iterations=iterations)
+        self._on(LoopEvent.FORWARD)
+        self._observed.watch()
+        context.on_open(built, self._exchange)
+
+    def _begin(self) -> None:
+        """Note that a gradient is to be sent."""
+        if self._session.state is not State.BACKWARD:
+            self._on(LoopEvent.BACKWARD)
+
+    def _end(self) -> None:
+        """End the backward pass with all means."""
+        for event in (LoopEvent.PASS, LoopEvent.AVERAGE, LoopEvent.APPLY):
+            self._on(event)
+
+    def _on(self, event: LoopEvent) -> None:
+        for act in self._session.on(event):
+            _ACTS[act](self)
+
+    @property
+    def _exchange(self) -> Exchange:
+        assert self._observed is not None
+        return self._observed.exchange
+
+    def _send_rest(self) -> None:
+        self._report(STEP)
+
+    def _finish(self) -> None:
+        self._exchange.finish()
+        self._session.end_iteration(self._exchange.finished)
+
+    def _start(self) -> None:
+        self._exchange.start(self._session.iterations, 0.0)
+
+    @abstractmethod
+    def _take_means(self) -> None:
+        """Give torch the means, which the iteration that has begun waits for."""
+
+    def _collect(self, payload: bytes) -> Sequence[bytes]:
+        return self._exchange.control.all_gather(payload)
+
+    def _report(self, current: str = "") -> None:
+        self._context.on_progress(self._session.position(current))
+
+
+_ACTS: dict[Act, Callable[[MeanReducer], None]] = {
+    Act.START: lambda reducer: reducer._start(),
+    Act.START_PRESENT: lambda reducer: reducer._start(),
+    Act.SEND: lambda reducer: reducer._send_rest(),
+    Act.FINISH: lambda reducer: reducer._finish(),
+    Act.WAIT: lambda reducer: reducer._take_means(),
+}
