@@ -98,11 +98,7 @@ def test_a_breakpoint_in_a_layer_reads_what_the_launcher_reads(tmp_path: Path) -
     [
         ("", "", "net.prototxt:7: layer 'soft' (SoftPlus): unknown layer type 'SoftPlus'"),
         ("nowhere", "", "--import nowhere: there is no module 'nowhere' in"),
-        (
-            "broken",
-            "x = 1\ny = undefined\n",
-            r"broken.py:2: NameError: name 'undefined' is not defined",
-        ),
+        ("broken", "x = 1\ny = undefined\n", "broken.py:2: NameError"),
         ("broken", "def x(:\n", r"broken.py:1: invalid syntax"),
         (
             "broken",

@@ -368,9 +368,7 @@ def test_a_breakpoint_reads_what_the_launcher_reads_where_there_is_one_worker(
         assert done.stdout.endswith("(Pdb) 42\n(Pdb) (Pdb) the answer of 1 is 5\n")
     else:
         assert done.returncode == 2
-        assert (
-            "debugged.py, line 4: breakpoint() needs a terminal, which only the one" in done.stderr
-        )
+        assert "debugged.py, line 4: breakpoint() needs a terminal" in done.stderr
 
 
 def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:

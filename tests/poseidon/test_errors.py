@@ -55,9 +55,7 @@ def test_limits_are_told_from_other_errors() -> None:
         RuntimeError("can't start new thread"),
         BlockingIOError(errno.EAGAIN, "Resource"),
     ):
-        assert (limit_reached(error) or "").startswith(
-            "no more threads or processes can be started;"
-        )
+        assert limit_reached(error) or "".startswith("no more threads or processes can be started;")
     assert limit_reached(OSError(errno.ENOENT, "No such file")) is None
     assert limit_reached(ValueError("x")) is None
 

@@ -108,9 +108,7 @@ def test_an_answer_that_is_handed_out_once_is_kept() -> None:
 def test_a_wait_that_lasts_too_long_is_one_sentence() -> None:
     with pytest.raises(StalenessTimeout, match=r"^it did not come within 0\.01 s: a peer hangs$"):
         monitor(0.01).wait_for(lambda: None, "it did not come")
-    with pytest.raises(
-        StalenessTimeout, match=r"^it did not come within 0\.01 s; missing: worker 1$"
-    ):
+    with pytest.raises(StalenessTimeout, match=r"^it did not come within 0\.01 s; missing"):
         monitor(0.01).wait_for(lambda: None, "it did not come", hangs=lambda: "; missing: worker 1")
 
 

@@ -75,10 +75,7 @@ def test_a_hidden_program_is_hidden_from_all_and_the_last_line_names_its_package
 def test_a_strict_run_fails_where_a_program_is_absent_alone(tmp_path: Path) -> None:
     done = run(tmp_path, hidden=True, **{HIDE: "dot", STRICT: "1"})
     assert done.returncode == 1
-    assert (
-        "needs drawings of nets: apt-get install graphviz (POSEIDON_TEST_STRICT is set)"
-        in done.stdout
-    )
+    assert "needs drawings of nets" in done.stdout
     done = run(tmp_path, hidden=False, **{STRICT: "1"})
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout.splitlines()[-1]
@@ -86,9 +83,7 @@ def test_a_strict_run_fails_where_a_program_is_absent_alone(tmp_path: Path) -> N
 
 def test_a_program_that_no_test_needs_cannot_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE, "dott")
-    with pytest.raises(
-        ValueError, match=r"POSEIDON_TEST_HIDE: no test needs dott; known are .*dot, "
-    ):
+    with pytest.raises(ValueError, match="POSEIDON_TEST_HIDE: no test needs dott"):
         hide_programs()
 
 

@@ -289,9 +289,7 @@ def test_what_has_no_translation_is_wholesentence(
 
 def test_a_model_that_does_not_fit() -> None:
     net = definition(product("")).param
-    with pytest.raises(
-        DefinitionError, match=r"'layer'.*: the trained model has 0 of its blobs, e"
-    ):
+    with pytest.raises(DefinitionError, match="'layer'.*: the trained model has 0 of its blobs"):
         caffe_translator.TranslateModel(net, NetParameter(), is_test=True)
     model = trained(build(product(""), phase=TEST))
     other = definition(product("").replace("num_output: 3", "num_output: 2")).param
@@ -322,9 +320,7 @@ def test_a_wrong_shape_of_the_input_is_refused() -> None:
     with pytest.raises(UsageError, match=r"input_dims is \[2, 0\], expected numbers from 1 on"):
         caffe_translator.TranslateModel(net, model, True, input_dims=[2, 0])
     pooled = definition(pool("kernel_size: 3 stride: 2")).param
-    with pytest.raises(
-        DefinitionError, match=r"\(Pooling\): the kernel 3 is larger than the image"
-    ):
+    with pytest.raises(DefinitionError, match=r"\(Pooling\): the kernel 3 is larger"):
         caffe_translator.TranslateModel(
             pooled, model, remove_legacy_pad=True, input_dims=[1, 1, 1, 1]
         )

@@ -163,9 +163,7 @@ def test_records_are_appended_and_checked() -> None:
     wrong = core.Net("wrong")
     record = Struct(("a", np.int32([1, 2])), ("l", List(np.float32([5, 6]), np.int32([1, 2]))))
     writer.write_record(wrong, ConstRecord(wrong, record))
-    with pytest.raises(
-        RuntimeError, match="lengths l:lengths sum up to 3, their columns have 2 rows"
-    ):
+    with pytest.raises(RuntimeError, match="lengths l:lengths sum up to 3"):
         workspace.RunNetOnce(wrong)
 
 

@@ -107,16 +107,12 @@ def test_a_predictor() -> None:
         assert [out.tolist() for out in predictor.run(given)] == [[[5.0]]]
     with pytest.raises(RuntimeError, match="4 inputs are given, the net has 3"):
         predictor.run([np.ones(2)] * 4)
-    with pytest.raises(
-        TypeError, match=r"run: expected a list with an array for each input, such as \[data\]"
-    ):
+    with pytest.raises(TypeError, match="run: expected a list with an array for each input"):
         predictor.run(np.ones((1, 2), dtype=np.float32))
     with pytest.raises(RuntimeError, match="The net has no input X: expected x, w, b"):
         predictor.run({"X": np.ones((1, 2), dtype=np.float32)})
     assert predictor.run([])[0].tolist() == [[5.0]]
-    with pytest.raises(
-        RuntimeError, match=r"Expected a net or the bytes of a NetDef, found 'predict_net\.pb'"
-    ):
+    with pytest.raises(RuntimeError, match="Expected a net or the bytes of a NetDef"):
         workspace.Predictor("init_net.pb", "predict_net.pb")
 
 

@@ -55,9 +55,7 @@ def test_a_resolver_that_hangs_is_left_behind() -> None:
     assert addresses_of(["hanging", "127.0.0.1", "hanging2", "no.such.host.invalid"], 0.5) == {
         "127.0.0.1": ("127.0.0.1",)
     }
-    with pytest.raises(
-        JobError, match="MASTER_ADDR=hanging, is not known: the name server does not answer"
-    ):
+    with pytest.raises(JobError, match="MASTER_ADDR=hanging, is not known"):
         address_of("hanging", 0.0)
 
 
@@ -118,9 +116,7 @@ def test_a_name_is_asked_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "getaddrinfo", ask)
     assert address_of("poseidon-0.poseidon", 60.0) == "10.0.0.9"
     answers.append(socket.gaierror(-2, "Name or service not known"))
-    with pytest.raises(
-        JobError, match="MASTER_ADDR=nowhere, is not known: Name or service not known"
-    ):
+    with pytest.raises(JobError, match="MASTER_ADDR=nowhere, is not known"):
         address_of("nowhere", 0.0)
 
 

@@ -59,10 +59,7 @@ def test_hosts_are_numbered_by_the_ranks_of_their_first_tasks(
     ("places", "message"),
     [
         ([("a", 1), ("a", 0)], "rank 0 has a local rank other than 0"),
-        (
-            [("a", 0), ("b", 1)],
-            "rank 1 on b has local rank 1, and no task there has local rank 0; expected 0, 1, ...",
-        ),
+        ([("a", 0), ("b", 1)], "rank 1 on b has local rank 1"),
         ([("a", 0), ("a", 2)], "rank 1 on a has local rank 2, and no task there has local rank 1"),
     ],
 )
@@ -117,17 +114,13 @@ def test_files_that_are_no_key(tmp_path: Path, content: str, mode: int, message:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match="No such file or directory; make one with: poseidon worker --new_key="
-    ):
+    with pytest.raises(UsageError, match="No such file or directory; make"):
         read_key(tmp_path / "none")
 
 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o600)
-    with pytest.raises(
-        UsageError, match="key is not a regular file; every task must be able to read it"
-    ):
+    with pytest.raises(UsageError, match="key is not a regular file"):
         read_key(tmp_path / "key")
 
 
@@ -220,10 +213,7 @@ def test_tasks(
         ({**OPEN_MPI, "MASTER_ADDR": ""}, "MASTER_ADDR is not set: mpirun .*mpirun -x"),
         ({**OPEN_MPI, "MASTER_PORT": ""}, "MASTER_PORT is not set: .*--rendezvous_port"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, "but OMPI_COMM_WORLD_SIZE is not set"),
-        (
-            {**KUBERNETES, "WORLD_SIZE": ""},
-            "Kubernetes has started this process, but WORLD_SIZE is not set",
-        ),
+        ({**KUBERNETES, "WORLD_SIZE": ""}, "Kubernetes has started this process"),
         (
             {**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "[]"},
             "MASTER_ADDR is not set: srun",

@@ -42,10 +42,7 @@ def logging() -> tuple[LoggedValues, Sent]:
         ({"loss": None}, "loss=NoneType"),
         ({"loss": [1.0]}, "loss=list"),
         ({"loss": 1j}, "loss=complex"),
-        (
-            {"loss": torch.ones(2, 3)},
-            r"loss=a tensor of torch.float32 and shape \(2, 3\); expected .* loss.mean\(\)",
-        ),
+        ({"loss": torch.ones(2, 3)}, r"loss=a tensor of torch.float32 and shape \(2, 3\)"),
         ({"loss": torch.ones((), dtype=torch.complex64)}, "loss=a tensor of torch.complex64"),
     ],
 )

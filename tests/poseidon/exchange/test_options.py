@@ -169,92 +169,44 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
     ("values", "message"),
     [
         ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce needs --staleness=0"),
-        (
-            {"compress": "int2"},
-            "--compress=int2: 'int2' is not a compression method; expected int8, .*, or none",
-        ),
-        (
-            {"compress": "auto"},
-            "--compress=auto needs --loss_budget=F, or auto:F; expected F such as 0.01",
-        ),
-        (
-            {"loss_budget": 0.1, "compress": "int8"},
-            "--loss_budget=0.1 is for --compress=auto, not --compress=int8",
-        ),
+        ({"compress": "int2"}, "--compress=int2: 'int2' is not a compression method"),
+        ({"compress": "auto"}, "--compress=auto needs --loss_budget=F, or auto:F"),
+        ({"loss_budget": 0.1, "compress": "int8"}, "--loss_budget=0.1 is for --compress=auto"),
         ({"loss_budget": 0.1}, "--loss_budget=0.1 is for --compress=auto, not --compress=none"),
-        (
-            {"compress": "int8", "kind": "allreduce"},
-            "expected --exchange=hybrid, ps or svb, not allreduce",
-        ),
+        ({"compress": "int8", "kind": "allreduce"}, "expected --exchange=hybrid, ps or svb"),
         ({"compress": "int8", "staleness": 1}, "--compress needs --staleness=0, not 1"),
-        (
-            {"compress": "int8", "consistency": "SSP"},
-            "--compress needs --consistency=SSPPush, not SSP",
-        ),
+        ({"compress": "int8", "consistency": "SSP"}, "--compress needs --consistency=SSPPush"),
         (
             {"compress": "int8", "precision": "float16"},
             "--compress needs --wire_precision=float32, not float16",
         ),
         ({"local_steps": -1}, "--local_steps=-1: expected 0 or more"),
-        (
-            {"local_steps": 8, "kind": "svb"},
-            "--local_steps=8 cannot be combined with --exchange=svb",
-        ),
-        (
-            {"local_steps": 8, "outer_lr": 0.0},
-            "--local_steps=outer_lr=0: expected a number above 0",
-        ),
-        (
-            {"local_steps": 8, "outer_lr": float("nan")},
-            "--local_steps=outer_lr=nan: expected a number above 0",
-        ),
-        (
-            {"local_steps": 8, "outer_momentum": 1.0},
-            "--local_steps=outer_momentum=1: expected 0 or more, and less than 1",
-        ),
-        (
-            {"outer_momentum": 0.5},
-            "--local_steps=outer_momentum needs local steps: give --local_steps=H too",
-        ),
+        ({"local_steps": 8, "kind": "svb"}, "--local_steps=8 cannot be combined"),
+        ({"local_steps": 8, "outer_lr": 0.0}, "--local_steps=outer_lr=0"),
+        ({"local_steps": 8, "outer_lr": float("nan")}, "--local_steps=outer_lr=nan"),
+        ({"local_steps": 8, "outer_momentum": 1.0}, "--local_steps=outer_momentum=1"),
+        ({"outer_momentum": 0.5}, "--local_steps=outer_momentum needs local steps"),
         ({"outer_nesterov": False}, "--local_steps=outer_nesterov needs local steps"),
         ({"sync_delay": 2}, "--local_steps=delay needs local steps"),
-        (
-            {"local_steps": 4, "sync_fragments": 5},
-            "--local_steps=4,fragments=5: expected 1 to 4 fragments",
-        ),
+        ({"local_steps": 4, "sync_fragments": 5}, "--local_steps=4,fragments=5"),
         ({"local_steps": 4, "sync_fragments": 0}, "--local_steps=4,fragments=0: expected 1 to 4"),
-        (
-            {"local_steps": 4, "sync_delay": 4},
-            "--local_steps=4,delay=4: expected a delay of less than 4",
-        ),
-        (
-            {"local_steps": 4, "sync_mix": 1.0},
-            "--local_steps=mix=1: expected 0 or more, and less than 1",
-        ),
+        ({"local_steps": 4, "sync_delay": 4}, "--local_steps=4,delay=4"),
+        ({"local_steps": 4, "sync_mix": 1.0}, "--local_steps=mix=1: expected 0"),
         ({"local_steps": 4, "sync_delay": 1, "kind": "allreduce"}, "need the parameter server"),
         ({"local_steps": 4, "sync_fragments": 2, "staleness": 1}, "need the parameter server"),
         ({"quorum": 2}, "--local_steps=quorum needs local steps: give --local_steps=H too"),
         ({"local_steps": 4, "quorum": -1}, "--local_steps=quorum=-1: expected 0 or more"),
         ({"local_steps": 4, "quorum": 2, "quorum_grace": -1.0}, "--local_steps=grace=-1: expected"),
         ({"local_steps": 4, "quorum_grace": 1.0}, "needs a quorum"),
-        (
-            {"local_steps": 4, "quorum": 2, "kind": "allreduce"},
-            "--local_steps=quorum=2 cannot be combined with --exchange=allreduce: it needs whole rounds",
-        ),
+        ({"local_steps": 4, "quorum": 2, "kind": "allreduce"}, "--local_steps=quorum=2"),
         ({"local_steps": 4, "quorum": 2, "staleness": 1}, "with --staleness=1: it needs"),
-        (
-            {"local_steps": 4, "quorum": 2, "sync_delay": 1},
-            "fragments and delay",
-        ),
+        ({"local_steps": 4, "quorum": 2, "sync_delay": 1}, "fragments and delay"),
         ({"local_steps": 4, "quorum": 2, "compress": "int8"}, "with --compress=int8: it needs"),
         (
             {"local_steps": 4, "quorum": 2, "precision": "float16"},
             "with --wire_precision=float16: it needs",
         ),
-        (
-            {"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
-            "needs two rounds through the shards",
-        ),
+        ({"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"}, "needs two rounds"),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
@@ -291,22 +243,9 @@ def test_how_far_a_worker_may_be_ahead(options: dict[str, Any], most: int | None
 @pytest.mark.parametrize(
     ("options", "hosts", "message"),
     [
-        (
-            {"local_steps": 8, "quorum": 2, "quorum_grace": 1.0},
-            (2, 2),
-            "--local_steps=quorum=2 needs one work",
-        ),
-        (
-            {"local_steps": 8, "sync_fragments": 2},
-            (1, 2),
-            "fragments and delay of --local_steps need",
-        ),
-        (
-            {"staleness": 1},
-            (2, 1),
-            "--staleness=1 needs the same number of workers on each host, and the hosts have "
-            "1 to 2: each host sends one mean",
-        ),
+        ({"local_steps": 8, "quorum": 2, "quorum_grace": 1.0}, (2, 2), "--local_steps=quorum=2"),
+        ({"local_steps": 8, "sync_fragments": 2}, (1, 2), "fragments and delay of --local_steps"),
+        ({"staleness": 1}, (2, 1), "--staleness=1 needs the same number of workers on each host"),
         ({"compress": "fc=powersgd:2"}, (2, 1, 2), "--compress=fc=powersgd:2 needs the same numb"),
     ],
 )

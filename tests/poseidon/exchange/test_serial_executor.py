@@ -91,10 +91,7 @@ def test_waiting_for_a_device_that_hangs_has_a_limit(caplog: pytest.LogCaptureFi
     goes_on = threading.Event()
     calls = SerialExecutor("calls", lambda error: None, threaded=True, timeout_s=0.05)
     calls.call(lambda: goes_on.wait(30))
-    with pytest.raises(
-        StalenessTimeout,
-        match=r"^the calls of 'calls' did not end within 0\.05 s: the device hangs$",
-    ):
+    with pytest.raises(StalenessTimeout, match=r"^the calls of 'calls' did not end within 0\.05"):
         calls.drain()
     calls.close()
     assert caplog.messages == ["the thread calls has not ended within 0.05 s: the device hangs"]

@@ -41,22 +41,13 @@ def test_only_an_exchange_that_chooses_takes_a_plan() -> None:
     [
         ({"workers": 0}, "--workers is 0, expected 1 or more"),
         ({"threads": 0}, "--threads=0: expected 1 or more"),
-        (
-            {"progress_interval": -1.0},
-            r"--progress=every=-1: expected 0 \(no lines\) or more seconds",
-        ),
+        ({"progress_interval": -1.0}, "--progress=every=-1"),
         ({"progress_interval": float("nan")}, "--progress=every=nan"),
         ({"return_timeout": -1.0}, "--return_timeout=-1: expected 0 seconds or more"),
         ({"ray_timeout": -1.0}, "--launcher=ray:timeout=-1: expected 0 seconds or more"),
-        (
-            {"clients": 2},
-            "--launcher=ray:clients is for --launcher=ray; other launchers read --hostfile",
-        ),
+        ({"clients": 2}, "--launcher=ray:clients is for --launcher=ray"),
         ({"servers": 1}, "--launcher=ray:servers is for --launcher=ray"),
-        (
-            {"launcher": LauncherKind.RAY, "clients": 0},
-            "--launcher=ray:clients=0: expected 1 or more",
-        ),
+        ({"launcher": LauncherKind.RAY, "clients": 0}, "--launcher=ray:clients=0"),
         ({"ray_address": "a:1"}, "--launcher=ray:address is for --launcher=ray"),
         (
             {"launcher": LauncherKind.RAY, "hostfile": "hosts", "servers": 1},

@@ -226,10 +226,7 @@ def test_in_place_with_another_shape_is_refused(write: Write) -> None:
 def test_a_mistake_in_the_data_names_the_layer(simple: Path) -> None:
     net = labelled(simple)
     net.blobs["label"].data[1] = np.nan
-    with pytest.raises(
-        DataError,
-        match=r"net.prototxt:\d+: layer 'loss' \(SoftmaxWithLoss\): label nan is outside 0",
-    ):
+    with pytest.raises(DataError, match=r"net.prototxt:\d+: layer 'loss' \(SoftmaxWithLoss\)"):
         net.forward()
 
 

@@ -201,9 +201,7 @@ def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
         first, second = together(2, build, how, body, member=member)
         assert all(torch.equal(value, second[name]) for name, value in first.items())
     else:
-        with pytest.raises(
-            JobError, match=r"momentum_buffer.* on worker 1 .* 4 .equal after iteration 2"
-        ):
+        with pytest.raises(JobError, match="momentum_buffer.* on worker 1 .* 4 .equal"):
             together(2, build, how, body, member=member)
 
 
@@ -315,9 +313,7 @@ def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], words: str) -
 def test_how_is_a_rule_or_an_optimizer_of_the_module() -> None:
     with pytest.raises(UsageError, match="was given a str"):
         poseidon.distribute(Normed(), "sgd")  # type: ignore[call-overload]
-    with pytest.raises(
-        UsageError, match=r"was given a list as its module; expected a torch\.nn\.Module"
-    ):
+    with pytest.raises(UsageError, match="was given a list as its module"):
         poseidon.distribute([nn.Linear(2, 2)], SGD(lr=0.1))  # type: ignore[call-overload]
     with pytest.raises(UsageError, match=r"2 of the optimizer's 2 parameters are not the module's"):
         poseidon.distribute(Normed(), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
@@ -354,16 +350,11 @@ def test_a_script_that_a_scheduler_starts_several_times_is_no_job(
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.warns(
-        UserWarning, match="^OMPI_COMM_WORLD_SIZE=2: this process is one of several, but no worker"
-    ):
+    with pytest.warns(UserWarning, match="^OMPI_COMM_WORLD_SIZE=2"):
         poseidon.distribute(Normed(), SGD(lr=0.1)).close()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        UsageError,
-        match=r"^WORLD_SIZE=2: .*expected `-m poseidon worker --key_file=FILE run SCRIPT`",
-    ):
+    with pytest.raises(UsageError, match="^WORLD_SIZE=2: .*expected `-m poseidon worker"):
         poseidon.distribute(Normed(), SGD(lr=0.1))
     with running_in(WorkerContext()):
         poseidon.distribute(Normed(), SGD(lr=0.1))

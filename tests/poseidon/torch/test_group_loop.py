@@ -199,10 +199,7 @@ def by_closure(module: nn.Module, group: Group) -> None:
         (never, r"without a backward pass .* expected .*autograd\.backward"),
         (settles_within, "between a backward pass"),
         (steps_within, "within a backward pass, for example in a hook of a parameter"),
-        (
-            calls_the_group,
-            r"a group is not a module; call the module that distribute\(\) was given",
-        ),
+        (calls_the_group, "a group is not a module"),
     ],
 )
 @pytest.mark.parametrize(
@@ -220,9 +217,7 @@ def test_what_only_one_way_can_do_wrong() -> None:
         together(1, lambda _: Normed(), SGD(lr=0.1), rate_within)
     with pytest.raises(UsageError, match=r"^step\(\) was given a closure, .* without a closure$"):
         together(1, lambda _: Normed(), OPTIMIZERS["torch sgd"], by_closure)
-    with pytest.raises(
-        UsageError, match=r"^LBFGS runs the loss itself, by the closure of its step\(\); "
-    ):
+    with pytest.raises(UsageError, match="^LBFGS runs the loss itself"):
         together(1, lambda _: Normed(), lambda net: torch.optim.LBFGS(net.parameters()), never)
     with pytest.raises(UsageError, match="--staleness=0, not 1"):
         together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))
@@ -396,9 +391,7 @@ def test_what_has_left_for_the_shards_cannot_be_dropped() -> None:
     def body(module: nn.Module, group: Group) -> None:
         group.drop()  # nothing
         module(torch.ones(2, 3)).sum().backward()
-        with pytest.raises(
-            UsageError, match=r"of pass 1 have been sent to the shards, which cannot"
-        ):
+        with pytest.raises(UsageError, match="of pass 1 have been sent to the shards"):
             group.drop()
         group.step()
 

@@ -112,18 +112,9 @@ def test_a_worker_alone_has_its_own() -> None:
     [
         (lambda group: group.all_reduce(1, op="avg"), r"op is 'avg'; expected one of 'sum', "),
         (lambda group: group.broadcast(1, src=2), r"src=2; expected 0 to 1"),
-        (
-            lambda group: group.all_reduce([1, 2.5][group.rank]),
-            r"worker 0 gives all_reduce\(\) a int, and worker 1 a float; expected the same",
-        ),
-        (
-            lambda group: group.all_reduce(torch.ones(1 + group.rank)),
-            r"a tensor of torch.float32, \(1,\), and worker 1 .* \(2,\)",
-        ),
-        (
-            lambda group: group.gather(1) if group.rank else group.barrier(),
-            r"worker 0 calls barrier\(\) .*, and worker 1 calls gather\(\)",
-        ),
+        (lambda group: group.all_reduce([1, 2.5][group.rank]), r"worker 0 gives all_reduce\(\)"),
+        (lambda group: group.all_reduce(torch.ones(1 + group.rank)), "a tensor of torch.float32"),
+        (lambda group: group.gather(1) if group.rank else group.barrier(), "worker 0 calls"),
     ],
 )
 def test_calls_that_do_not_fit(call: Any, sentence: str) -> None:

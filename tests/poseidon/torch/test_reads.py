@@ -267,9 +267,7 @@ def test_a_read_between_backward_and_step_is_refused(read: Callable[[Tensor], ob
         weight = module.get_parameter("net.last.weight")
         assert weight.grad is not None
         assert module.get_buffer("norm.running_mean").sum() != 0
-        with pytest.raises(
-            UsageError, match=r"read or written after 1 backward pass\(es\) and before"
-        ):
+        with pytest.raises(UsageError, match=r"read or written after 1 backward pass\(es\)"):
             read(weight)
         group.step()
         read(weight)
@@ -287,9 +285,7 @@ def test_a_hook_that_reads_what_has_left_is_refused_and_may_run_before() -> None
         group.step()
         norms.append((norm, read[-1]))
         bias.register_post_accumulate_grad_hook(note)
-        with pytest.raises(
-            UsageError, match=r"'net.last.bias' is read or written in a hook, after"
-        ):
+        with pytest.raises(UsageError, match="'net.last.bias' is read or written in a hook"):
             module(torch.ones(4, 3, 5)).square().mean().backward()
         raise StopIteration
 

@@ -98,9 +98,7 @@ def test_muon_is_for_matrices_and_another_rule_for_the_rest() -> None:
         "fc.bias": 1.5,
         "embed.weight": 1.5,
     }
-    with pytest.raises(
-        UsageError, match=r"Muon is for matrices, and 'fc.bias' has the shape \(3,\)"
-    ):
+    with pytest.raises(UsageError, match="Muon is for matrices"):
         Muon().server_rule("fc.bias", (3,))
 
 

@@ -30,10 +30,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "int2",
-            "'int2' is not a codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION",
-        ),
+        ("int2", "'int2' is not a codec; expected int8, int4, sign, topk:FRACTION"),
         ("topk", "'topk' is not a codec; expected topk:FRACTION"),
         ("topk:0", "topk:0 is not a codec"),
         ("topk:0.6", "topk:0.6 is not a codec"),

@@ -162,9 +162,7 @@ def test_floats_are_refused() -> None:
 
 
 def test_a_crop_beyond_the_resized_image_is_refused() -> None:
-    with pytest.raises(
-        DataError, match="crop_size 30 x 5 is larger than the images, which are 3 x 20 x 20"
-    ):
+    with pytest.raises(DataError, match="crop_size 30 x 5 is larger than the images"):
         transform("crop_h: 30 crop_w: 5 resize_param { height: 20 width: 20 }").output_shape(
             (3, 50, 50)
         )

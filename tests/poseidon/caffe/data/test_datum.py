@@ -117,14 +117,8 @@ SHAPE = {"channels": 3, "height": 2, "width": 2}
     [
         (b"\xff\xff\xff", "not a Datum"),
         (b"", "not a Datum with an image: it has channels 0 x height 0 x width 0"),
-        (
-            Datum(**SHAPE, data=bytes(11)).SerializeToString(),
-            "holds 11 bytes, but channels 3 x height 2 x width 2 = 12",
-        ),
-        (
-            Datum(**SHAPE, float_data=[1.0] * 13).SerializeToString(),
-            "holds 13 floats, but channels 3",
-        ),
+        (Datum(**SHAPE, data=bytes(11)).SerializeToString(), "holds 11 bytes"),
+        (Datum(**SHAPE, float_data=[1.0] * 13).SerializeToString(), "holds 13 floats"),
         (Datum(**SHAPE).SerializeToString(), "holds 0 floats"),
         (Datum(channels=-1, height=2, width=2, data=b"12").SerializeToString(), "channels -1"),
         (Datum(data=b"no images", encoded=True).SerializeToString(), "image cannot be decoded"),

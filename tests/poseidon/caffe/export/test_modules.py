@@ -118,14 +118,8 @@ def test_weights_of_a_checkpoint(trained: tuple[Path, Path, Any]) -> None:
         (("absent.py:build", "net_iter_3.pt", "a.onnx"), "there is no file"),
         ((":number", "net_iter_3.pt", "a.onnx"), "gives a int, expected a torch module"),
         ((":broken", "net_iter_3.pt", "a.onnx"), "RuntimeError: no data here"),
-        (
-            (":build", "net_iter_3.pt", "a.onnx"),
-            "name each input of forward(words, scale): --input=words:N,C,H,W",
-        ),
-        (
-            (":build", "net_iter_3.pt", "a.onnx", "--input=x:1,2"),
-            "name each input of forward(words, scale)",
-        ),
+        ((":build", "net_iter_3.pt", "a.onnx"), "name each input of forward(words, scale)"),
+        ((":build", "net_iter_3.pt", "a.onnx", "--input=x:1,2"), "name each input"),
         ((":build", "a.onnx"), "name a checkpoint after it"),
         ((":build", "other.pth", "a.pth"), "has no tensor embed.weight (8 such names)"),
         (("net_iter_3.pt", "a.onnx"), "needs the module: poseidon export train.py:build_model"),

@@ -164,9 +164,7 @@ def test_crop_changes_the_shape(tmp_path: Path) -> None:
 
 
 def test_a_missing_database_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"the database .*db does not exist: create it first with poseidon make_db"
-    ):
+    with pytest.raises(DataError, match="the database .*db does not exist"):
         net(tmp_path, "batch_size: 2 backend: LMDB")
 
 
@@ -390,9 +388,7 @@ def test_mistakes(database: Path, body: str, error: type[Exception], message: st
 
 def test_a_database_of_other_records(tmp_path: Path) -> None:
     path = make_pictures(tmp_path / "db", 2)
-    with pytest.raises(
-        DataError, match=r"record 0 \(key '00000'\): the record is not an AnnotatedDatum"
-    ):
+    with pytest.raises(DataError, match=r"record 0 \(key '00000'\)"):
         annotated_net(path)
     with pytest.raises(DefinitionError, match="missing source"):
         compile_net(
@@ -439,11 +435,7 @@ def test_writing_into_a_top_leaves_the_records() -> None:
 @pytest.mark.parametrize(
     ("records", "labels", "message"),
     [
-        (
-            RECORDS_OF_MEMORY_DATA[:3],
-            LABELS[:3],
-            "got 3 records, expected a multiple of batch_size 2",
-        ),
+        (RECORDS_OF_MEMORY_DATA[:3], LABELS[:3], "got 3 records, expected a multiple"),
         (RECORDS_OF_MEMORY_DATA[:0], LABELS[:0], "got 0 records"),
         (RECORDS_OF_MEMORY_DATA, LABELS[:2], "4 records and 2 labels"),
         (RECORDS_OF_MEMORY_DATA[..., :2], LABELS, "records have shape 4x1x2x2, expected Nx1x2x3"),

@@ -147,9 +147,7 @@ def test_factors_that_a_layer_does_not_read(folder: Path, kind: str, body: str) 
     make_pictures(folder / "db", 2)
     body = body.replace("source: '", f"source: '{folder}/")
     text = layer(kind, "", "data label", f"{body} transform_param {{ {SCALES} }}")
-    with pytest.raises(
-        DataError, match="scale_factors, which only DenseImageData and ImageSegData read"
-    ):
+    with pytest.raises(DataError, match="scale_factors, which only DenseImageData"):
         compile_net(
             definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN)
         )
@@ -191,10 +189,7 @@ def test_order_and_start(folder: Path) -> None:
     [
         ("batch_size: 0", "batch_size is 0"),
         ("batch_size: 1 new_width: 3", "only one of new_height and new_width"),
-        (
-            'batch_size: 1 mean_file: "m"',
-            "has mean_file in dense_image_data_param and in transform_param",
-        ),
+        ('batch_size: 1 mean_file: "m"', "has mean_file in dense_image_data_param"),
     ],
 )
 def test_mistakes(folder: Path, body: str, message: str) -> None:
@@ -219,9 +214,7 @@ def test_mistakes_of_lists(folder: Path, line: str, message: str) -> None:
 
 
 def test_augmentation_that_would_not_change_the_labels(folder: Path) -> None:
-    with pytest.raises(
-        DefinitionError, match="transform_param has resize_param, which would not change the labels"
-    ):
+    with pytest.raises(DefinitionError, match="transform_param has resize_param"):
         net(folder, "batch_size: 1", "transform_param { resize_param { height: 3 width: 3 } }")
     compiled = net(folder, "batch_size: 1", "transform_param { crop_h: 2 crop_w: 3 }")
     assert compiled.blob_shapes["label"] == (1, 1, 2, 3)
@@ -305,7 +298,5 @@ def test_labels_of_whole_images(folder: Path, kind: str, line: str, label: int) 
 def test_mistakes_of_image_seg_data(folder: Path) -> None:
     with pytest.raises(DefinitionError, match="transform_param has mean_file, expected mean_value"):
         segments(folder, "label_type: PIXEL", 'transform_param { mean_file: "m" }')
-    with pytest.raises(
-        DataError, match=r"list:1: '.*' is not the path of an image and its label, such as"
-    ):
+    with pytest.raises(DataError, match="list:1: '.*' is not the path of an image and its label"):
         segments(folder, "")

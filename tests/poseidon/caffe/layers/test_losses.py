@@ -122,18 +122,8 @@ def test_a_label_out_of_range(kind: str) -> None:
         ("HingeLoss", {"x": (4, 3), "l": (3,)}, "", "has 3 values, expected 4"),
         ("MultinomialLogisticLoss", {"x": (4, 3), "l": (3,)}, "", "expected one label an item"),
         ("SigmoidCrossEntropyLoss", {"x": (4, 3), "l": (4,)}, "", "expected as many values"),
-        (
-            "InfogainLoss",
-            {"x": (4, 3), "l": (4,)},
-            "",
-            "neither infogain_loss_param source nor a third bottom",
-        ),
-        (
-            "InfogainLoss",
-            {"x": (4, 3), "l": (4,), "h": (2, 2)},
-            "",
-            "bottom 2 has shape 2x2, expected 3x3",
-        ),
+        ("InfogainLoss", {"x": (4, 3), "l": (4,)}, "", "neither infogain_loss_param source"),
+        ("InfogainLoss", {"x": (4, 3), "l": (4,), "h": (2, 2)}, "", "bottom 2 has shape 2x2"),
         (
             "InfogainLoss",
             {"x": (4, 3), "l": (4,)},
@@ -283,11 +273,7 @@ def test_smooth_l1_with_three_bottoms_is_that_of_fast_rcnns_caffe(sigma: float) 
 @pytest.mark.parametrize(
     ("kind", "shapes", "message"),
     [
-        (
-            "EuclideanLoss",
-            {"a": (2, 3), "b": (2, 2)},
-            "expected the same number of values per item",
-        ),
+        ("EuclideanLoss", {"a": (2, 3), "b": (2, 2)}, "expected the same number of values"),
         ("SmoothL1Loss", {"a": (2, 3), "b": (2, 2)}, "expected equal shapes"),
         ("ContrastiveLoss", {"a": (2, 3), "b": (2, 2), "y": (2,)}, "expected NxC"),
         ("ContrastiveLoss", {"a": (2, 3, 2, 1), "b": (2, 3, 2, 1), "y": (2,)}, "expected NxC"),

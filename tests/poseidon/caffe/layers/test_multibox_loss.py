@@ -398,20 +398,11 @@ def test_a_bottom_without_propagation_adds_nothing() -> None:
         ("num_classes: 4 do_neg_mining: false", "do_neg_mining contradicts mining_type"),
         ("num_classes: 4 neg_pos_ratio: 0", "neg_pos_ratio is 0"),
         ("num_classes: 4 mining_type: HARD_EXAMPLE sample_size: 0", "sample_size is 0"),
-        (
-            "num_classes: 4 background_label_id: 4",
-            "background_label_id is 4, expected less than num_classes 4",
-        ),
-        (
-            "num_classes: 4 map_object_to_agnostic: true",
-            "expected 2 and 0 with map_object_to_agnostic",
-        ),
+        ("num_classes: 4 background_label_id: 4", "background_label_id is 4"),
+        ("num_classes: 4 map_object_to_agnostic: true", "expected 2 and 0"),
         ("num_classes: 4 loc_weight: inf", "loc_weight is inf"),
         ("num_classes: 5", "bottom 1 has 56 scores for each image, expected 70 for 14 prior boxes"),
-        (
-            "num_classes: 4 share_location: false mining_type: NONE",
-            "has 56 locations for each image, expected 224",
-        ),
+        ("num_classes: 4 share_location: false mining_type: NONE", "has 56 locations"),
     ],
 )
 def test_refusals(body: str, message: str) -> None:

@@ -162,9 +162,7 @@ def test_ceil_mode_is_round_mode_in_other_branches(body: str, extents: tuple[int
 
 def test_ceil_mode_and_round_mode_that_contradict() -> None:
     pooling = "pooling_param { kernel_size: 2 round_mode: CEIL ceil_mode: false }"
-    with pytest.raises(
-        DefinitionError, match="has round_mode: CEIL and ceil_mode: false, expected one of them"
-    ):
+    with pytest.raises(DefinitionError, match="has round_mode: CEIL and ceil_mode: false"):
         build(inputs(x=(1, 1, 5, 7)) + layer("Pooling", "x", "y", pooling))
 
 

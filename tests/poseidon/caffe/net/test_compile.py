@@ -358,16 +358,12 @@ def test_the_same_shape_in_place(kind: str, body: str) -> None:
 
 def test_the_line_is_that_of_the_layer() -> None:
     text = FLAT + "\n\n" + layer("ReLU", "q", "y")
-    with pytest.raises(
-        DefinitionError, match=r"net\.prototxt:4: layer 'layer' \(ReLU\): unknown bottom 'q'"
-    ):
+    with pytest.raises(DefinitionError, match=r"net\.prototxt:4: layer 'layer' \(ReLU\)"):
         build(text)
 
 
 def test_a_phase_without_layers() -> None:
-    with pytest.raises(
-        DefinitionError, match=r"net\.prototxt: the net has no layer for phase TEST"
-    ):
+    with pytest.raises(DefinitionError, match=r"net\.prototxt: the net has no layer for phase"):
         build(layer("DummyData", "", "a", "include { phase: TRAIN }"), phase=TEST)
 
 

@@ -74,32 +74,19 @@ def test_one_train_net_and_one_type_take_the_place_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (
-            "max_iters=5",
-            r"--set max_iters=5: unknown field 'max_iters' in SolverParameter; did you mean "
-            r"'max_iter'\?",
-        ),
+        ("max_iters=5", "--set max_iters=5: unknown field 'max_iters' in SolverParameter"),
         ("learning_rate=5", r"did you mean 'base_lr'\?"),
-        (
-            "max_iter=many",
-            "--max_iter=many: max_iter in SolverParameter: expected an integer, found 'many'",
-        ),
+        ("max_iter=many", "--max_iter=many: max_iter in SolverParameter: expected an integer"),
         ("max_iter=5 base_lr: 9", "expected one value for max_iter"),
         ("solver_mode=CPUs", "--solver_mode=CPUs: .* did you mean 'CPU'"),
         ("max_iter", "--set max_iter: expected FIELD=VALUE, such as base_lr=0.1"),
         ("max_iter=", "--max_iter=: no value for max_iter"),
-        (
-            "snapshot_prefix=caf\udce9",
-            "the value of snapshot_prefix must be UTF-8 text, as all of a prototxt",
-        ),
+        ("snapshot_prefix=caf\udce9", "the value of snapshot_prefix must be UTF-8 text"),
         ("=5", "expected FIELD=VALUE"),
         ("max_iter.x=5", "'max_iter' has no fields that can be set"),
         ("test_state.level=5", "'test_state' has no fields that can be set"),
         ("train_state.lewel=5", r"unknown field 'lewel' in NetState; did you mean 'level'\?"),
-        (
-            "train_state={level: x}",
-            "--set train_state={level: x}: level in NetState: expected an integer, found 'x'",
-        ),
+        ("train_state={level: x}", "--set train_state={level: x}: level in NetState"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(setting: str, message: str) -> None:

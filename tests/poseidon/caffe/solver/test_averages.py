@@ -48,9 +48,7 @@ def test_sums_are_kept_in_double() -> None:
 
 def test_outputs_that_change_their_shape_have_no_mean() -> None:
     payloads = [pack(1.0, {"a": torch.zeros(size)}) for size in (3, 4)]
-    with pytest.raises(
-        DataError, match="have 3, 4 numbers on the workers, expected as many on each"
-    ):
+    with pytest.raises(DataError, match="have 3, 4 numbers on the workers"):
         total(payloads)
     sums = {"a": torch.zeros(2, 3, dtype=torch.float64)}
     with pytest.raises(DataError, match="output 'a' has shape 2x1 after 2x3, expected one shape"):

@@ -74,9 +74,7 @@ def test_a_label_that_a_datum_cannot_hold(whole: Extraction, tmp_path: Path) -> 
     text = """layer { name: "d" type: "DummyData" top: "x" top: "label" dummy_data_param {
       shape { dim: 2 dim: 3 } shape { dim: 2 } data_filler { type: "constant" } data_filler { type: "constant" value: nan } } }"""
     (tmp_path / "net.prototxt").write_text(text, encoding="utf-8")
-    with pytest.raises(
-        DataError, match="blob 'label' has the label nan, expected integers of 32 bits"
-    ):
+    with pytest.raises(DataError, match="blob 'label' has the label nan"):
         run_extraction(replace(whole, blobs=("x",), databases=(str(tmp_path / "f"),), batches=1))
     assert not (tmp_path / "f").exists()
 

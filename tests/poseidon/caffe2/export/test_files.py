@@ -153,7 +153,5 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong.FC(["data", "absent_w", "absent_b"], "y")
     (files / "wrong.pb").write_bytes(wrong.Proto().SerializeToString())
     (files / "value_info.json").unlink()
-    with pytest.raises(
-        DefinitionError, match="its outputs need absent_w, absent_b, which have no value"
-    ):
+    with pytest.raises(DefinitionError, match="its outputs need absent_w, absent_b"):
         export_predictor(read_predictor(files / "wrong.pb", init, {"data": (1, 4)}))

@@ -71,9 +71,7 @@ def test_the_parameters_are_initializers(model: Any) -> None:
 
 
 def test_refusals(model: Any) -> None:
-    with pytest.raises(
-        UsageError, match=r"the shapes of the inputs of the net 'small.*give value_info="
-    ):
+    with pytest.raises(UsageError, match="the shapes of the inputs of the net"):
         frontend.caffe2_net_to_onnx_model(model.net, filled(model))
     with pytest.raises(UsageError, match="has no input 'picture'; it has data"):
         frontend.caffe2_net_to_onnx_model(model.net, filled(model), {"picture": (1, (1,))})

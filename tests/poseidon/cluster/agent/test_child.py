@@ -275,9 +275,7 @@ def test_its_own_session() -> None:
 
 def test_cannot_be_started() -> None:
     spec = ProcessSpec(name=NAME, argv=("/no/such/python",), first_line=b"")
-    with pytest.raises(
-        JobError, match=r"cannot start worker 0 \(client 0, 127.0.0.1\) with '/no/such/python'"
-    ):
+    with pytest.raises(JobError, match=r"cannot start worker 0 \(client 0"):
         start_child(spec, RecordingListener())
 
 

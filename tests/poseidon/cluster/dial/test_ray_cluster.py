@@ -101,9 +101,7 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: 
                     pass
 
         served = pool.submit(serve)
-        with pytest.raises(
-            UsageError, match=r"what listens there is not the head of a Ray cluster; start one"
-        ):
+        with pytest.raises(UsageError, match="what listens there is not the head of a Ray"):
             connect_to_cluster(f"127.0.0.1:{server.getsockname()[1]}")
         served.result()
 
@@ -260,8 +258,5 @@ def test_a_job_that_ray_has_ended_is_an_error() -> None:
 
     cluster = RayCluster(FakeRay({}))
     cluster._group = SimpleNamespace(wait=wait)
-    with pytest.raises(
-        JobError,
-        match=r"^Ray has ended this job \(Placement group .*\), as it does when the launcher's own",
-    ):
+    with pytest.raises(JobError, match=r"^Ray has ended this job \(Placement group .*\)"):
         cluster.placed(300.0)

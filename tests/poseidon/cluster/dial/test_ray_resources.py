@@ -35,10 +35,7 @@ def test_resources_of_a_flag(text: str, found: dict[str, float]) -> None:
     "text", ["CPU", "CPU=", "CPU=x", "CPU=-1", "CPU=nan", "CPU=inf", "=1", "a b=1"]
 )
 def test_text_that_is_no_list_of_resources(text: str) -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"--launcher=ray:resources: expected NAME=NUMBER with \+ between",
-    ):
+    with pytest.raises(UsageError, match="--launcher=ray:resources"):
         parse_resources(text, "--launcher=ray:resources")
 
 

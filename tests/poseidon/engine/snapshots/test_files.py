@@ -127,9 +127,7 @@ def test_a_snapshot_without_sums_is_taken_as_it_is(state: Path) -> None:
 )
 def test_damaged_checksums_are_reported(state: Path, text: str) -> None:
     sums_path(state).write_bytes(text.encode("latin-1"))
-    with pytest.raises(
-        SnapshotError, match=r"snap_iter_5.solverstate.sha256 is damaged: resume from an earlier"
-    ):
+    with pytest.raises(SnapshotError, match="snap_iter_5.solverstate.sha256 is damaged"):
         check(state)
     assert sealed_files(state) is None
 
@@ -193,7 +191,5 @@ def test_a_later_success_clears_an_earlier_failure() -> None:
 def test_an_unexpected_exception_is_an_error() -> None:
     writer = SnapshotWriter()
     writer.submit(lambda: print(1 / 0))
-    with pytest.raises(
-        SnapshotError, match=r"could not be written: ZeroDivisionError: division by zero"
-    ):
+    with pytest.raises(SnapshotError, match="could not be written: ZeroDivisionError"):
         writer.wait()

@@ -67,34 +67,17 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "int8,",
-            "--compress=int8,: '' is not a scheme; expected a method such as int8, or PATTERN=METHOD",
-        ),
+        ("int8,", "--compress=int8,: '' is not a scheme; expected a method such as int8"),
         ("=int8", "'=int8' is not a scheme"),
         ("fc*=", "'fc*=' is not a scheme"),
         ("fc*=topk", "'topk' is not a codec; expected topk:FRACTION"),
-        (
-            "topk:0.6",
-            "--compress=topk:0.6: topk:0.6 is not a codec; expected a fraction above 0 and at most 0.5",
-        ),
-        (
-            "powersgd",
-            "'powersgd' is not a compression method; expected powersgd:RANK with a whole number from 1 on",
-        ),
+        ("topk:0.6", "--compress=topk:0.6: topk:0.6 is not a codec"),
+        ("powersgd", "'powersgd' is not a compression method"),
         ("powersgd:0", "expected powersgd:RANK"),
         ("powersgd:2:9", "expected powersgd:RANK"),
         ("powersgd:2:sign", "or powersgd:RANK:CODEC with int8 or int4 for the factors"),
-        (
-            "auto:little",
-            "'auto:little' is not a compression method; expected a number after 'auto:'",
-        ),
-        (
-            "auto:0.001",
-            "a loss budget of 0.001 is below the measured loss of every compression; "
-            "expected 0.005 or "
-            "more",
-        ),
+        ("auto:little", "'auto:little' is not a compression method"),
+        ("auto:0.001", "a loss budget of 0.001 is below the measured loss of every compression"),
         ("auto", "--compress=auto needs --loss_budget=F"),
         ("powersgd:2:start=", "or either with :start=ITERATION"),
         ("fc*=int8:start=9", "'int8:start=9' is not a codec; expected int8"),
@@ -102,19 +85,9 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ("int8/", "'' is not a compression method; expected int8"),
         ("int8/sign/none", "'sign/none' is not a compression method; expected int8"),
         ("powersgd:2/int8", "expected powersgd:RANK with a whole number"),
-        (
-            "int8/powersgd:2",
-            "'int8/powersgd:2' is not a compression method; powersgd has both directions: leave out the '/'",
-        ),
-        (
-            "auto/int8",
-            "'auto/int8' is not a compression method; auto has both directions: leave out the '/'",
-        ),
-        (
-            "fc*",
-            "'fc*' is not a compression method; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, "
-            "powersgd:RANK, auto, or none",
-        ),
+        ("int8/powersgd:2", "'int8/powersgd:2' is not a compression method"),
+        ("auto/int8", "'auto/int8' is not a compression method; auto has both directions"),
+        ("fc*", "'fc*' is not a compression method; expected int8, int4, sign, topk:FRACTION"),
     ],
 )
 def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:
@@ -126,11 +99,7 @@ def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["ip*", "mean*", "FC*"])
 def test_a_pattern_matches_a_tensor_with_a_gradient(pattern: str) -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"no tensor that int8 can take has a name like .*; the tensors are conv1.0, "
-        r"conv2.0, fc.0, fc.1$",
-    ):
+    with pytest.raises(UsageError, match="no tensor that int8 can take has a name like .*"):
         compressions_of(TENSORS, f"{pattern}=int8")
 
 
@@ -271,9 +240,7 @@ def test_a_limit_holds_for_the_norm_of_what_was_sent() -> None:
 def test_the_flag_and_the_argument_are_the_same() -> None:
     by_flag = losses(SGD(lr=0.3), "int8", member=member("int8"))
     assert bits(by_flag[0]) == bits(losses(SGD(lr=0.3), "int8")[0])
-    with pytest.raises(
-        UsageError, match="compress='sign' and the job --compress=int8; expected one of them"
-    ):
+    with pytest.raises(UsageError, match="compress='sign' and the job --compress=int8"):
         together(
             2,
             lambda _: Net(),

@@ -56,10 +56,7 @@ def test_workers_that_hardly_wait_are_limited_by_compute() -> None:
 @pytest.mark.parametrize(
     ("busy", "advice"),
     [
-        (
-            (1.0, 1.0, 0.9, 1.0),
-            "All processors are busy: more workers on these machines do not help",
-        ),
+        ((1.0, 1.0, 0.9, 1.0), "All processors are busy"),
         ((1.0, 1.0, 0.5, 1.0), "More workers make the job faster"),
         ((0.1, 0.1, 0.1, 0.1), "More workers make the job faster"),
     ],
@@ -174,9 +171,7 @@ def test_a_link_that_is_slower_than_the_others() -> None:
     busy_link(workers, shards, "node3", 0.95)
     found = find_bottleneck(workers, shards)
     assert (found.cause, found.where) == (JobLimit.LINK, "node3")
-    assert found.sentence.startswith(
-        "The link of node3 is the limit: it carries data 100 % of the time"
-    )
+    assert found.sentence.startswith("The link of node3 is the limit")
 
 
 def test_links_that_are_all_slow() -> None:

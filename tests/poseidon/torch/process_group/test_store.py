@@ -63,9 +63,7 @@ def test_all_workers_have_the_same_values() -> None:
             assert prefixed.get(f"key{rank}") == b"of C++"
         store.wait(["key0", "p/key1"])
         assert not other.check(["key0"])
-        with pytest.raises(
-            dist.DistStoreError, match=r"wait timeout after 0\.01 s, keys: \['no'\]"
-        ):
+        with pytest.raises(dist.DistStoreError, match=r"wait timeout after 0\.01 s, keys"):
             store.wait(["no"], timedelta(seconds=0.01))
         with pytest.raises(dist.QueueEmptyError):
             other.queue_pop("q", block=False)

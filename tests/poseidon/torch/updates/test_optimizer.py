@@ -294,9 +294,7 @@ def test_a_state_of_other_optimizers_is_refused() -> None:
         group.load_state_dict(states[0])
 
     together(1, build, sgd, saves, options=ON_SHARDS)
-    with pytest.raises(
-        SnapshotError, match=r"was trained with torch\.optim\.SGD on the shards, and"
-    ):
+    with pytest.raises(SnapshotError, match=r"was trained with torch\.optim\.SGD on the shards"):
         together(1, build, adamw, loads, options=ON_SHARDS)
 
 

@@ -147,9 +147,7 @@ def test_parameters_that_each_worker_would_train_by_itself_are_refused(
     how: Callable[[nn.Module], torch.optim.Optimizer],
     body: Callable[[nn.Module, Group], None],
 ) -> None:
-    with pytest.raises(
-        UsageError, match=r"'2\.weight' is trained, but when distribute\(\) was called"
-    ):
+    with pytest.raises(UsageError, match=r"'2\.weight' is trained"):
         together(1, start, how, body)
 
 
@@ -213,10 +211,7 @@ def test_a_grad_scaler_looks_at_means_or_is_refused(fused: bool, averages: bool)
             assert torch.equal(value, second[name])
             assert value.isfinite().all()
     else:
-        with pytest.raises(
-            UsageError,
-            match=r"expected average_gradients\(\) between backward\(\) and GradScaler's",
-        ):
+        with pytest.raises(UsageError, match=r"expected average_gradients\(\)"):
             together(2, build, how, body, member=FACTORS)
 
 
@@ -242,9 +237,7 @@ def test_means_of_different_shapes_are_refused() -> None:
     def body(net: nn.Module, group: Group) -> None:
         group.mean(torch.ones(2 + group.rank))
 
-    with pytest.raises(
-        UsageError, match=r"worker 0 gives mean\(\) 2 numbers, and worker 1 3; expected as many"
-    ):
+    with pytest.raises(UsageError, match=r"worker 0 gives mean\(\) 2 numbers, and worker 1 3"):
         together(2, build, sgd, body, member=FACTORS)
 
 

@@ -79,10 +79,7 @@ def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: s
     at = picture.index(b"\xff\xc0") + 5 if place is None else place
     changed = picture[:at] + bytes.fromhex(sides) + picture[at + len(sides) // 2 :]
     record = Datum(data=changed, encoded=True).SerializeToString()
-    with pytest.raises(
-        DataError,
-        match=r"claims a width of \d+ and a height of \d+, more than its \d+ bytes can hold",
-    ):
+    with pytest.raises(DataError, match=r"claims a width of \d+ and a height of \d+"):
         decode(record)
 
 
@@ -93,9 +90,7 @@ def test_a_bomb_is_refused_by_its_header(sides: tuple[int, int]) -> None:
     width, height = (side.to_bytes(4, "big") for side in sides)
     rest = bytes(1 << 16)  # after the last chunk: the file could hold what it claims
     bomb = picture[:16] + width + height + picture[24:] + rest
-    with pytest.raises(
-        DataError, match=r"has a width of \d+ and a height of \d+; it may have 134,217,728 pixels"
-    ):
+    with pytest.raises(DataError, match=r"has a width of \d+ and a height of \d+"):
         check_claim(bomb)
 
 

@@ -101,10 +101,7 @@ def test_caffes_own_files(shared: Path) -> None:
             "'label' is .* expected rows of numbers",
         ),
         ({"data": np.float32(3), "label": np.zeros(1)}, "expected rows of numbers"),
-        (
-            {"data": np.zeros((2, 4)), "label": np.zeros(2)},
-            r"rows of 'data' have shape \(4,\), expected \(2, 3\)",
-        ),
+        ({"data": np.zeros((2, 4)), "label": np.zeros(2)}, r"rows of 'data' have shape \(4,\)"),
     ],
 )
 def test_files_that_do_not_do(
@@ -117,11 +114,7 @@ def test_files_that_do_not_do(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "grp",
-            "'grp', the name of a top, is a group of datasets, expected a dataset; it has: "
-            "grp/in/data, grp/x",
-        ),
+        ("grp", "'grp', the name of a top, is a group of datasets, expected a dataset"),
         ("none", "has no dataset 'none', the name of a top; it has: grp/in/data, grp/x"),
         ("empty", "is a group of datasets, expected a dataset; it has: none"),
     ],

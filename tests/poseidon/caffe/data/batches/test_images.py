@@ -140,10 +140,7 @@ def test_pictures_of_many_sizes_one_by_one(tmp_path: Path) -> None:
         ("", "is empty"),
         ("a.png\n", r"list:1: 'a.png' is not a path and a label"),
         ("a.png +-5\n", "is not a path and a label"),
-        (
-            "a.png 2147483648\n",
-            "list:1: the label 2147483648 is out of range, expected -2147483648 to 2147483647",
-        ),
+        ("a.png 2147483648\n", "list:1: the label 2147483648 is out of range"),
         ("a\0.png 1\n", "cannot read the list .*: it is not text"),
         ("a.png 1\nb.png x\n", r"list:2: 'b.png x' is not a path and a label"),
     ],

@@ -62,7 +62,5 @@ def test_a_label(text: str, label: int | None) -> None:
 
 @pytest.mark.parametrize("text", ["2147483648", "-2147483649", "9" * 5000])
 def test_a_label_that_does_not_fit(text: str) -> None:
-    with pytest.raises(
-        DataError, match=r"^list:3: the label -?\d.* is out of range, expected -2147483648 to 2"
-    ):
+    with pytest.raises(DataError, match=r"^list:3: the label -?\d.* is out of range"):
         read_label(text, "list:3")

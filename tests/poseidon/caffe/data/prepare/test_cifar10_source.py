@@ -145,27 +145,15 @@ LABELLED_WRONG = np.column_stack([np.zeros(PER_BATCH, np.uint8), batch("test_bat
     ("version", "spoil", "message"),
     [
         ("binary", corrupt("data_batch_2.bin", b""), "data_batch_2 in .* has 0 bytes"),
-        (
-            "binary",
-            corrupt("data_batch_2.bin", bytes(3072)),
-            "3072 bytes: expected records of 3073",
-        ),
-        (
-            "binary",
-            corrupt("test_batch.bin", bytes(3073)),
-            "the test set .* has 1 images: expected 20",
-        ),
+        ("binary", corrupt("data_batch_2.bin", bytes(3072)), "3072 bytes: expected records"),
+        ("binary", corrupt("test_batch.bin", bytes(3073)), "the test set .* has 1 images"),
         ("binary", corrupt("test_batch.bin", LABELLED_WRONG), r"has \[20, 0, .* expected 2 each"),
         (
             "binary",
             lambda folder: (folder / "data_batch_5.bin").unlink(),
             "not complete: data_batch_5 of CIFAR-10 is missing",
         ),
-        (
-            "python",
-            corrupt("data_batch_1", b"\x80\x02rubbish"),
-            "data_batch_1 in .* not a batch of the python version",
-        ),
+        ("python", corrupt("data_batch_1", b"\x80\x02rubbish"), "data_batch_1 in .* not a batch"),
         (
             "python",
             corrupt("data_batch_1", pickle.dumps({b"data": 3})),

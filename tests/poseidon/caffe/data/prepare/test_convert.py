@@ -105,15 +105,9 @@ def test_files_that_are_damaged(tmp_path: Path, content: bytes, message: str) ->
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"has no train-images-idx3-ubyte or train-images-idx3-ubyte\.gz; expected the ",
-    ):
+    with pytest.raises(DataError, match="has no train-images-idx3-ubyte"):
         convert_mnist(tmp_path, tmp_path / "out", Backend.LMDB)
-    with pytest.raises(
-        DataError,
-        match=r"absent is not a folder; expected the folder of MNIST's four published files",
-    ):
+    with pytest.raises(DataError, match="absent is not a folder"):
         convert_mnist(tmp_path / "absent", tmp_path / "out", Backend.LMDB)
 
 

