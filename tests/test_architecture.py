@@ -453,3 +453,13 @@ def test_python_3_10_has_all_that_is_used() -> None:
             assert not found, (
                 f"{path.relative_to(ROOT)} uses {', '.join(sorted(found))}, which Python 3.10 lacks"
             )
+
+
+def test_tests_mirror_the_source() -> None:
+    """`test_NAME.py` or `test_NAME_ASPECT.py`, NAME a module or a package in the same folder."""
+    for path in sorted((ROOT / "tests").glob("p*/**/test_*.py")):
+        folder, name = ROOT / path.parent.relative_to(ROOT / "tests"), path.stem[5:]
+        names = {each.stem.strip("_") for each in folder.glob("*") if each.suffix in (".py", "")}
+        assert any(f"{name}_".startswith(f"{each}_") for each in names if each), (
+            f"{path.relative_to(ROOT)}: {folder.relative_to(ROOT)} has no module of this name"
+        )

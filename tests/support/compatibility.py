@@ -152,7 +152,7 @@ This page lists every layer type with its fields, and the tests that compare eac
   an equivalence or finite differences.
 * **worst**: the largest relative difference over all blobs of all recorded cases with the layer.
 
-[test_gradients.py](../tests/poseidon/caffe/layers/test_gradients.py) checks the gradients of every
+[a sweep](../tests/poseidon/caffe/layers/test_registry_gradients.py) checks the gradients of every
 differentiable type.
 
 Layers and fields of branches have the branch's field numbers where the branches agree and BVLC does

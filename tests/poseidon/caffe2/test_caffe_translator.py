@@ -289,7 +289,7 @@ def test_what_has_no_translation_is_wholesentence(
 
 def test_a_model_that_does_not_fit() -> None:
     net = definition(product("")).param
-    with pytest.raises(DefinitionError, match="'layer'.*: the trained model has 0 of its blobs"):
+    with pytest.raises(DefinitionError, match=r"'layer'.*: the trained model has 0 of its blobs"):
         caffe_translator.TranslateModel(net, NetParameter(), is_test=True)
     model = trained(build(product(""), phase=TEST))
     other = definition(product("").replace("num_output: 3", "num_output: 2")).param

@@ -238,7 +238,7 @@ def test_a_name_in_the_place_of_a_net_is_one_sentence(run: Any) -> None:
 def test_a_net_or_a_blob_that_is_none_is_one_sentence() -> None:
     with pytest.raises(RuntimeError, match=r"^Can't find net nothing$"):
         workspace.BenchmarkNet("nothing", 1, 1, True)
-    with pytest.raises(RuntimeError, match="^Expected an object or the bytes of a BlobProto"):
+    with pytest.raises(RuntimeError, match=r"^Expected an object or the bytes of a BlobProto"):
         workspace.DeserializeBlob("x", b"garbage")
     assert not workspace.HasBlob("x")
 

@@ -175,7 +175,7 @@ def test_a_host_that_does_not_answer_is_not_one_without_jobs(
     warning, end = capsys.readouterr().out.splitlines()
     assert warning.startswith("warning: ") and "the name node7.invalid is not known" in warning
     assert end == "no job was found; the warnings name hosts that could not be asked"
-    with pytest.raises(JobError, match="^this machine has no job on record"):
+    with pytest.raises(JobError, match=r"^this machine has no job on record"):
         poseidon("kill", "--all", f"--hostfile={far}")
 
 

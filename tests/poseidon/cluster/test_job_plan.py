@@ -82,7 +82,7 @@ def test_devices_of_the_machinefile(
 
 def test_a_number_of_workers_is_for_the_cpu() -> None:
     (host,) = parse_machinefile("0 node0 0 workers=2", source="hosts")
-    with pytest.raises(UsageError, match="client 0 on node0 has 2 workers on the CPU .*job runs"):
+    with pytest.raises(UsageError, match=r"client 0 on node0 has 2 workers on the CPU .*job runs"):
         plan_job([host], devices_per_host=("cuda:0",), channels=1)
 
 

@@ -198,7 +198,7 @@ def test_every_word() -> None:
 
 def test_workers_on_the_cpu() -> None:
     assert parse_options(["workers=12", "gpus=cpu"], "hosts:1").workers == 12
-    with pytest.raises(MachinefileError, match="^hosts:1: gpus=0,1 gives each device a worker"):
+    with pytest.raises(MachinefileError, match=r"^hosts:1: gpus=0,1 gives each device a worker"):
         parse_options(["workers=2", "gpus=0,1"], "hosts:1")
 
 

@@ -124,7 +124,7 @@ def test_a_gradient_that_is_changed_on_its_way_is_refused(
     hooks.start()
     net(torch.ones(1, 2)).sum().backward()
     change(net)
-    with pytest.raises(UsageError, match="the gradient of '(low|high)' was changed"):
+    with pytest.raises(UsageError, match=r"the gradient of '(low|high)' was changed"):
         hooks.finish()
     hooks.close()
 

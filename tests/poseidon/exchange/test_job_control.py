@@ -21,7 +21,7 @@ from tests.support.exchanges import AloneExchange
 
 def test_only_the_root_requests() -> None:
     delivery = AloneDelivery()
-    with pytest.raises(LocalProtocolError, match="^only worker 0 may request 'stop'"):
+    with pytest.raises(LocalProtocolError, match=r"^only worker 0 may request 'stop'"):
         JobControl(delivery, root=False).request(SignalKind.STOP)
     assert delivery.requests == ()
 

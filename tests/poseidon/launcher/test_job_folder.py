@@ -80,7 +80,7 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
         Path("output") / "j-1" / REMOTE_LOGS / "worker_0.log",
     )
     assert find_training_log(str(log)) == ("worker_0.log", log)
-    with pytest.raises(DataError, match="^there is no log none.log"):
+    with pytest.raises(DataError, match=r"^there is no log none.log"):
         find_training_log("none.log")
     start = {"kind": "start", "time": 1.0, "job": "j-1"}
     metrics = folder / METRICS_FILE

@@ -47,5 +47,5 @@ def test_a_limit_that_is_too_low(limits: Limits, sentence: str) -> None:
 def test_all_limits_at_once() -> None:
     low = Limits(threads=10, files=10, memory_bytes=10)
     assert len(problems(2, 4, low)) == 3
-    with pytest.raises(JobError, match="threads, .*; and it needs up to .* files, .*"):
+    with pytest.raises(JobError, match=r"threads, .*; and it needs up to .* files"):
         check_limits(2, 4, low)

@@ -396,7 +396,7 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     (tmp_path / "file").write_text("")
-    with pytest.raises(JobError, match="--tensorboard_dir: cannot write to .*file/logs"):
+    with pytest.raises(JobError, match=r"--tensorboard_dir: cannot write to .*file/logs"):
         TensorBoard(tmp_path / "file" / "logs")
 
 

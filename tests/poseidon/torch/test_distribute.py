@@ -201,7 +201,7 @@ def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
         first, second = together(2, build, how, body, member=member)
         assert all(torch.equal(value, second[name]) for name, value in first.items())
     else:
-        with pytest.raises(JobError, match="momentum_buffer.* on worker 1 .* 4 .equal"):
+        with pytest.raises(JobError, match=r"momentum_buffer.* on worker 1 .* 4 .equal"):
             together(2, build, how, body, member=member)
 
 
@@ -354,7 +354,7 @@ def test_a_script_that_a_scheduler_starts_several_times_is_no_job(
         poseidon.distribute(Normed(), SGD(lr=0.1)).close()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="^WORLD_SIZE=2: .*expected `-m poseidon worker"):
+    with pytest.raises(UsageError, match=r"^WORLD_SIZE=2: .*expected `-m poseidon worker"):
         poseidon.distribute(Normed(), SGD(lr=0.1))
     with running_in(WorkerContext()):
         poseidon.distribute(Normed(), SGD(lr=0.1))

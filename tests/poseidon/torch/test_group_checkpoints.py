@@ -413,7 +413,7 @@ def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: P
     assert [(written.state, written.iteration) for written in saved] == [(path, 2)]
     again = build(0)
     group = join(again, MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=path))
-    with pytest.raises(UsageError, match="continues from .*checkpoint_iter_2.pt"):
+    with pytest.raises(UsageError, match=r"continues from .*checkpoint_iter_2.pt"):
         steps(again, group, 1)
     assert group.resume()
     assert group.steps == 2

@@ -217,7 +217,7 @@ def test_what_only_one_way_can_do_wrong() -> None:
         together(1, lambda _: Normed(), SGD(lr=0.1), rate_within)
     with pytest.raises(UsageError, match=r"^step\(\) was given a closure, .* without a closure$"):
         together(1, lambda _: Normed(), OPTIMIZERS["torch sgd"], by_closure)
-    with pytest.raises(UsageError, match="^LBFGS runs the loss itself"):
+    with pytest.raises(UsageError, match=r"^LBFGS runs the loss itself"):
         together(1, lambda _: Normed(), lambda net: torch.optim.LBFGS(net.parameters()), never)
     with pytest.raises(UsageError, match="--staleness=0, not 1"):
         together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))

@@ -80,5 +80,5 @@ def test_options_of_parameter_groups_belong_to_all() -> None:
     assert optimizer.param_groups[0]["k"] == 2
     optimizer.adapts = True
     turn(0)
-    with pytest.raises(UsageError, match="Counting has set 'k' to .* for one virtual worker"):
+    with pytest.raises(UsageError, match=r"Counting has set 'k' to .* for one virtual worker"):
         turn(1)

@@ -285,7 +285,7 @@ def test_a_hook_that_reads_what_has_left_is_refused_and_may_run_before() -> None
         group.step()
         norms.append((norm, read[-1]))
         bias.register_post_accumulate_grad_hook(note)
-        with pytest.raises(UsageError, match="'net.last.bias' is read or written in a hook"):
+        with pytest.raises(UsageError, match=r"'net.last.bias' is read or written in a hook"):
             module(torch.ones(4, 3, 5)).square().mean().backward()
         raise StopIteration
 

@@ -240,7 +240,7 @@ def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
 
 def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> None:
     (tmp_path / "solver.prototxt").write_text('net: "net.prototxt"\nsolver_mode: GPU\n')
-    with pytest.raises(DefinitionError, match="solver.prototxt:2"):
+    with pytest.raises(DefinitionError, match=r"solver.prototxt:2"):
         _devices("", read_solver(tmp_path / "solver.prototxt"), 0)
 
 

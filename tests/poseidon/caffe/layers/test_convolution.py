@@ -1,4 +1,4 @@
-"""Convolution: shapes and equivalences. (Numbers: test_golden; gradients: test_gradients.)"""
+"""Convolution: shapes and equivalences (numbers and gradients: test_registry_*.py)."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_crop_changes_the_shape(tmp_path: Path) -> None:
 
 
 def test_a_missing_database_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the database .*db does not exist"):
+    with pytest.raises(DataError, match=r"the database .*db does not exist"):
         net(tmp_path, "batch_size: 2 backend: LMDB")
 
 

@@ -126,7 +126,7 @@ def test_a_test_net_uses_the_train_nets_blobs() -> None:
         CLASSIFIER + layer("InnerProduct", "y", "z", IP, name="more"), phase=TEST, share_with=train
     )
     assert len(list(extra.parameters())) == 6
-    with pytest.raises(DefinitionError, match="layer 'ip' .*has blobs of shape 7x6, 7"):
+    with pytest.raises(DefinitionError, match=r"layer 'ip' .*has blobs of shape 7x6, 7"):
         build(CLASSIFIER.replace("num_output: 5", "num_output: 7"), phase=TEST, share_with=train)
 
 

@@ -76,7 +76,7 @@ def test_comments_may_be_in_any_encoding(tmp_path: Path, comment: str, encoding:
 def test_the_line_of_a_byte_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_bytes(b"# caf\xe9\nname: 'caf\xe8'\n")
-    with pytest.raises(DefinitionError, match="net.prototxt:2"):
+    with pytest.raises(DefinitionError, match=r"net.prototxt:2"):
         read(path, NetParameter())
 
 

@@ -79,7 +79,7 @@ def test_weights_that_are_not_finite_never_replace_a_snapshot(
     caplog.set_level(logging.WARNING)
     job = Job(saving=SnapshotSettings(keep=1, stop_at_nan=stop), at=spoiling("conv.0", after=6))
     if stop:
-        with pytest.raises(JobError, match="^worker 0: after iteration 6 layer 'conv' holds"):
+        with pytest.raises(JobError, match=r"^worker 0: after iteration 6 layer 'conv' holds"):
             run(solver, job)
     else:
         run(solver, job)
@@ -105,7 +105,7 @@ def test_the_layer_is_that_of_the_first_output(tmp_path: Path) -> None:
     comes after it.
     """
     solver = write_definitions(tmp_path, batch=5, extra="max_iter: 6", norm=True, dropout=True)
-    with pytest.raises(JobError, match="iteration 2 is nan; .* is 'ip' of layer 'ip'"):
+    with pytest.raises(JobError, match=r"iteration 2 is nan; .* is 'ip' of layer 'ip'"):
         run(solver, Job(at=spoiling("ip.0", after=2)))
 
 
@@ -129,7 +129,7 @@ def test_deferred_losses_are_looked_at_together(monkeypatch: pytest.MonkeyPatch)
     watch = LossCheck(Net(), name="worker 2", stop=True, deferred=True)  # type: ignore[call-arg]
     for iteration, value in enumerate((1.0, float("inf"), float("nan"))):
         watch.add(iteration, torch.tensor(value))
-    with pytest.raises(JobError, match="^worker 2: the loss of iteration 1 is inf"):
+    with pytest.raises(JobError, match=r"^worker 2: the loss of iteration 1 is inf"):
         watch.check()
     watch.check()
     monkeypatch.setattr(finite, "CHECK_S", 0.0)

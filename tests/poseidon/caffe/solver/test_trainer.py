@@ -133,7 +133,7 @@ def test_a_replica_that_drifts_ends_the_job_or_is_mended(
         workers=3, shards=1, kind=kind, options=ExchangeOptions(check_replicas=5), spoils=(2, 7)
     )
     extra = "max_iter: 16\nsnapshot: 16"
-    with pytest.raises(JobError, match="^the replicas differ"):
+    with pytest.raises(JobError, match=r"^the replicas differ"):
         train(folder, job, batch=5, extra=extra)
     assert not (folder / "snap_iter_16.caffemodel").exists()
     train(

@@ -95,7 +95,7 @@ def test_a_mistake_of_the_test_net_alone_is_found(tmp_path: Path) -> None:
     check_layers(solver, [ALONE], files_are_here=True)
     solver.param.test_iter.append(1)
     solver.param.test_interval = 1
-    with pytest.raises(DefinitionError, match="layer 'ip_y' .InnerProduct."):
+    with pytest.raises(DefinitionError, match=r"layer 'ip_y' .InnerProduct."):
         check_layers(solver, [ALONE], files_are_here=True)
 
 

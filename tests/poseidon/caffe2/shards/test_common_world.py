@@ -217,13 +217,13 @@ def test_a_destroyed_world_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CollectiveError, match="^shards 0, 2 of run 'run' did not come within 0.1"):
+    with pytest.raises(CollectiveError, match=r"^shards 0, 2 of run 'run' did not come within 0.1"):
         CommonWorld(handler(tmp_path), "world", rank=1, size=3, timeout_s=0.1)
 
 
 def test_a_run_id_that_was_used_before(tmp_path: Path) -> None:
     together(tmp_path, lambda world: world.barrier())
-    with pytest.raises(CollectiveError, match="^run id 'run' was used"):
+    with pytest.raises(CollectiveError, match=r"^run id 'run' was used"):
         CommonWorld(handler(tmp_path), "world", rank=1, size=3, timeout_s=LIMIT_S)
 
 

@@ -54,7 +54,7 @@ def test_all_learn_of_all(store: FolderStore) -> None:
 
 def test_a_run_id_that_was_used_before(store: FolderStore) -> None:
     meet(store, 2)
-    with pytest.raises(JobError, match="^run id 'run' was used"):
+    with pytest.raises(JobError, match=r"^run id 'run' was used"):
         come(store, 1, 2)
 
 
@@ -97,7 +97,7 @@ def test_shards_that_expect_different_numbers(store: FolderStore) -> None:
     again = FolderStore(store.folder.parent, "again")
     with ThreadPoolExecutor(1) as pool:
         larger = pool.submit(come, again, 0, 3, timeout_s=1.0)
-        with pytest.raises(JobError, match="shard 0 on .* has --num_shards=3"):
+        with pytest.raises(JobError, match=r"shard 0 on .* has --num_shards=3"):
             come(again, 1, 2)
         with pytest.raises(JobError, match="shard 2 of run"):
             larger.result(LIMIT_S)
@@ -142,7 +142,7 @@ def test_a_loopback_address_serves_one_host_only(
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", json.dumps({"shard": 0}).encode()])
 def test_what_no_shard_has_published_is_refused(store: FolderStore, data: bytes) -> None:
     store.set("shard_0", data)
-    with pytest.raises(JobError, match="^key 'shard_0' of the rendezvous holds nothing"):
+    with pytest.raises(JobError, match=r"^key 'shard_0' of the rendezvous holds nothing"):
         come(store, 1, 2)
 
 
@@ -160,7 +160,7 @@ def test_which_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
         == interfaces()["lo"]
         == "127.0.0.1"
     )
-    with pytest.raises(UsageError, match="^--distributed_interfaces=no.such.host.invalid"):
+    with pytest.raises(UsageError, match=r"^--distributed_interfaces=no.such.host.invalid"):
         published_address("no.such.host.invalid")
     monkeypatch.setattr(socket, "getaddrinfo", resolves("10.9.8.7"))
     assert published_address(None) == "10.9.8.7"
@@ -177,7 +177,7 @@ def test_which_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_of_another_host_is_refused() -> None:
     check_own("127.0.0.1")
-    with pytest.raises(UsageError, match="would publish 192.0.2.1"):
+    with pytest.raises(UsageError, match=r"would publish 192.0.2.1"):
         check_own("192.0.2.1")
 
 

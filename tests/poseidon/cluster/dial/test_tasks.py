@@ -434,7 +434,7 @@ def test_a_task_that_is_asked_to_end_before_all_have_joined(
             joined.set()
 
         monkeypatch.setattr(found, "_join", note)
-        with pytest.raises(JobError, match="^the task was ended by SIGTERM") as caught:
+        with pytest.raises(JobError, match=r"^the task was ended by SIGTERM") as caught:
             run_task(found.address, task_keys(KEY), join_of(1, 3), LIMIT_S)
         assert joined.is_set()
     assert caught.value.exit_code == 128 + signal.SIGTERM

@@ -187,7 +187,7 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
     registry = Registry(tmp_path)
     registry.write(RECORD)
     (Registry(tmp_path).folder / "cifar10-1.json").write_text(text)
-    with pytest.raises(JobError, match="is damaged or from a different version.*remove") as caught:
+    with pytest.raises(JobError, match=r"is damaged or from a different version.*remove") as caught:
         registry.read("cifar10-1")
     assert "cifar10-1.json" in str(caught.value)
 
@@ -215,7 +215,7 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.folder.parent.mkdir()
     registry.folder.write_text("")
-    with pytest.raises(JobError, match="cannot read the records of jobs in .*: Not a directory"):
+    with pytest.raises(JobError, match=r"cannot read the records of jobs in .*: Not a directory"):
         registry.jobs()
 
 
@@ -229,7 +229,7 @@ def test_a_folder_that_takes_nothing_any_more(
 
     with Registration(registry, RECORD):
         monkeypatch.setattr(Path, "unlink", refuse)
-        with pytest.raises(JobError, match="cannot remove .*cifar10-1.json"):
+        with pytest.raises(JobError, match=r"cannot remove .*cifar10-1.json"):
             registry.remove("cifar10-1")
     assert registry.jobs() == ("cifar10-1",)  # the job has ended well all the same
 

@@ -215,7 +215,7 @@ def test_a_process_tells_its_own_error() -> None:
 
 
 def test_a_crash_shows_its_last_words() -> None:
-    with pytest.raises(JobError, match="worker 1 .* exited with status 1 while it was starting"):
+    with pytest.raises(JobError, match=r"worker 1 .* exited with status 1 while it was starting"):
         run(Remembering(), worker_1="1 / 0")
 
 

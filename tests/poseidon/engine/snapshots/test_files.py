@@ -127,7 +127,7 @@ def test_a_snapshot_without_sums_is_taken_as_it_is(state: Path) -> None:
 )
 def test_damaged_checksums_are_reported(state: Path, text: str) -> None:
     sums_path(state).write_bytes(text.encode("latin-1"))
-    with pytest.raises(SnapshotError, match="snap_iter_5.solverstate.sha256 is damaged"):
+    with pytest.raises(SnapshotError, match=r"snap_iter_5.solverstate.sha256 is damaged"):
         check(state)
     assert sealed_files(state) is None
 

@@ -23,8 +23,8 @@ from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind, SpecError
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from tests.poseidon.exchange.test_contract import SCENARIOS
-from tests.poseidon.exchange.test_statistics import (
+from tests.poseidon.exchange.test_exchange_contract import SCENARIOS
+from tests.poseidon.exchange.test_exchange_statistics import (
     SETTINGS,
     Counting,
     body,
@@ -207,7 +207,7 @@ def test_a_peer_that_has_gone_is_one_sentence() -> None:
             gone.set()
             return
         gone.wait()
-        with pytest.raises(PeerLost, match="^worker 1 has left after 0 iterations"):
+        with pytest.raises(PeerLost, match=r"^worker 1 has left after 0 iterations"):
             step(exchange, 0, torch.zeros(2, 3))
             exchange.settle()
         exchange.close()

@@ -22,7 +22,7 @@ from poseidon.exchange.options import ExchangeOptions
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError
 from ps_server.link import LinkPriority
 from ps_server.network import Network
-from tests.poseidon.exchange.test_contract import SCENARIOS
+from tests.poseidon.exchange.test_exchange_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
 from tests.support.exchanges import plain_exchange, plain_store

@@ -301,7 +301,7 @@ def test_workers_whose_rules_give_different_bits_are_refused(
     )
 
     def open_it(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
-        with pytest.raises(JobError, match="different bits by the update rule.*different"):
+        with pytest.raises(JobError, match=r"different bits by the update rule.*different"):
             exchange.open(None)
 
     run(2, open_it, kind=kind)

@@ -25,7 +25,7 @@ from poseidon.exchange.server.store import StoreLayout
 from ps_server import Client, Consistency, NewtonSchulz, Rule, RuleKind
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
-from tests.poseidon.exchange.test_contract import SCENARIOS, server
+from tests.poseidon.exchange.test_exchange_contract import SCENARIOS, server
 from tests.support.cluster import Connect, memory_store, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, train
 from tests.support.exchanges import exchange_of, plain_store

@@ -547,7 +547,7 @@ def test_an_optimizer_that_moves_rows_without_a_gradient(
 def test_a_sparse_embedding_that_cannot_be_a_table() -> None:
     embedding = torch_embedding()
     embedding.max_norm = 1.0
-    with pytest.raises(UsageError, match="'embedding.weight' is sparse and its module"):
+    with pytest.raises(UsageError, match=r"'embedding.weight' is sparse and its module"):
         together(1, lambda _: Net(embedding), SGD, lambda *_: None)
 
 

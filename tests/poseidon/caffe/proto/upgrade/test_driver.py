@@ -181,7 +181,7 @@ def test_padding_for_others_is_a_mistake_with_its_line(tmp_path: Path) -> None:
             'layer { type: "relu" } bottom: "padded" top: "relu"',
         )
     )
-    with pytest.raises(DefinitionError, match="net.prototxt:2"):
+    with pytest.raises(DefinitionError, match=r"net.prototxt:2"):
         read_net(path)
 
 

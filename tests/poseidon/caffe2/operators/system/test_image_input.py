@@ -218,5 +218,5 @@ def test_an_error_comes_when_its_batch_is_due(tmp_path: Path) -> None:
     records = [protos(picture(0)), protos(picture(1)), b"no record", protos(picture(3))]
     path = database(tmp_path / "damaged", records)
     assert len(batches(path, 1)) == 1
-    with pytest.raises(RuntimeError, match="record '002' of the database .*damaged"):
+    with pytest.raises(RuntimeError, match=r"record '002' of the database .*damaged"):
         batches(path, 2)

@@ -157,7 +157,7 @@ def test_download_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(DataError, match="is not the published file"):
         run(*command)
     (tmp_path / "archive.tar.gz").unlink()
-    with pytest.raises(DataError, match="cannot be downloaded: .*; if you have CIFAR-10"):
+    with pytest.raises(DataError, match=r"cannot be downloaded: .*; if you have CIFAR-10"):
         run(*command)
 
 

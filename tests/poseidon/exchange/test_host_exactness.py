@@ -17,7 +17,7 @@ from poseidon.exchange.host.carrier import HostCarrier
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
-from tests.poseidon.exchange.test_exactness import (
+from tests.poseidon.exchange.test_exchange_exactness import (
     CLIPS,
     KINDS,
     PASSES,

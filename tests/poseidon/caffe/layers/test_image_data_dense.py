@@ -298,5 +298,5 @@ def test_labels_of_whole_images(folder: Path, kind: str, line: str, label: int) 
 def test_mistakes_of_image_seg_data(folder: Path) -> None:
     with pytest.raises(DefinitionError, match="transform_param has mean_file, expected mean_value"):
         segments(folder, "label_type: PIXEL", 'transform_param { mean_file: "m" }')
-    with pytest.raises(DataError, match="list:1: '.*' is not the path of an image and its label"):
+    with pytest.raises(DataError, match=r"list:1: '.*' is not the path of an image and its label"):
         segments(folder, "")
