@@ -12,13 +12,6 @@ from ps_server.keys import JobKeys
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 
-@pytest.mark.parametrize("words", [["--kinds", "water"], ["--rounds", "many"]])
-def test_mistakes_end_with_status_2(words: list[str]) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        flood.main(words)
-    assert leaving.value.code == 2
-
-
 @pytest.mark.parametrize("kind", flood.KINDS)
 def test_every_kind_knocks(kind: str) -> None:
     keys = JobKeys.new(workers=1, shards=1)

@@ -11,20 +11,15 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_runs import checks
-from benchmarks.gpu_runs.checks import CheckFailed, require_equal, run_checks
 from benchmarks.gpu_runs.everything import (
     SMALL_NETS,
     SYSTEMS,
     determinism,
-    parts_of,
     precisions,
-    run_everything,
     synchronizations,
 )
 from benchmarks.gpu_runs.nets import Gpt, GptShape, device_nets
 from benchmarks.gpu_runs.speed import SpeedEffort
-from benchmarks.testbed.tables import Table
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -42,13 +37,6 @@ def test_without_a_gpu_one_sentence_is_printed(
             "--device=cpu --small\n"
         )
     )
-
-
-@pytest.mark.parametrize("words", ["--device tpu", "--rounds 0", "--only nets"])
-def test_mistakes_end_with_status_2(words: str) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        gpu.parse(words.split())
-    assert leaving.value.code == 2
 
 
 @pytest.mark.thorough
@@ -74,32 +62,6 @@ def test_small_nets_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
     assert measured >= {(net, system) for net in nets for system in ("torch", "ps", "hybrid")}
     assert all(fact["median_per_s"] > 0 and fact["of_torch"] > 0 for fact in speed["facts"])
     assert "10 of 10 are good" in capsys.readouterr().out
-
-
-def test_a_check_that_fails_is_a_sentence_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    def differ(device: torch.device) -> None:
-        raise CheckFailed("a copy left too early")
-
-    def crash(device: torch.device) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access\nmore")
-
-    monkeypatch.setattr(
-        checks,
-        "_checks",
-        lambda device, compiler: {"one": lambda: differ(CPU), "two": lambda: crash(CPU)},
-    )
-    found = run_checks(CPU, compiler="eager", report=lambda line: None)
-    assert [check.problem for check in found] == [
-        "a copy left too early",
-        "CUDA error: an illegal memory access",
-    ]
-    assert "0 of 2 are good" in str(gpu.check_table(found, CPU))
-
-
-def test_parameters_that_differ_are_named() -> None:
-    with pytest.raises(CheckFailed, match=r"worker 1: w differs by 0\.5 "):
-        require_equal({"w": torch.tensor([1.5])}, {"w": torch.tensor([1.0])}, "worker 1")
-    require_equal({"w": torch.tensor([1.00001])}, {"w": torch.tensor([1.0])}, "worker 1")
 
 
 def test_the_nets_have_their_sizes() -> None:
@@ -140,31 +102,6 @@ def test_six_packages_are_enough() -> None:
     assert done.stdout == "tqdm\n"
 
 
-def test_a_part_that_fails_or_comes_too_late_is_a_row() -> None:
-    seconds = iter([0.0, 1.0, 5.0, 6.0, 8.0, 11.0])
-    tables: list[Table] = []
-
-    def fail() -> Table:
-        raise torch.OutOfMemoryError("CUDA out of memory\nmore")
-
-    one = Table(title="one", head=("a",), rows=(), reading="")
-    good = run_everything(
-        CPU,
-        {"one": lambda: one, "two": fail, "three": fail},
-        limit_s=10.0,
-        report=lambda line: None,
-        on_table=tables.append,
-        now_s=lambda: next(seconds),
-    )
-    assert not good
-    assert tables[0] is one
-    assert tables[1].rows == (
-        ("one", "4", "good"),
-        ("two", "2", "CUDA out of memory"),
-        ("three", "", "left out: 10 s were over"),
-    )
-
-
 ONCE = SpeedEffort(rounds=1, iterations=1)
 
 
@@ -192,18 +129,3 @@ def test_waits_are_counted_beside_a_shard() -> None:
     found = synchronizations(device_nets(small=True)[0], CPU)
     assert [fact["system"] for fact in found.facts] == [SYSTEMS[0].name, "ps"]
     assert [fact["waits"] for fact in found.facts] == [0, 0]
-
-
-def test_everything_has_a_part_for_each_net() -> None:
-    nothing = Table(title="", head=("a",), rows=(), reading="")
-    parts = parts_of(
-        CPU,
-        device_nets(small=True),
-        SMALL_NETS,
-        ONCE,
-        checks=lambda: nothing,
-        report=lambda line: None,
-    )
-    assert list(parts)[:3] == ["checks", "determinism", "waits for the device"]
-    assert list(parts)[-1] == "precision, LeNet"
-    assert len(parts) == 7

@@ -14,11 +14,9 @@ from benchmarks.simulation.comparison import (
     ComparisonError,
     cases,
     choices,
-    compare,
 )
 from benchmarks.testbed.shapes import layers_of
-from poseidon.observe.plan.iteration import iteration_of
-from poseidon.observe.plan.scenario import PlannedExchange, PlannedLowRank, WireCodec
+from poseidon.observe.plan.scenario import PlannedExchange, WireCodec
 from poseidon.observe.plan.shapes import MIB, Machine
 
 
@@ -53,43 +51,6 @@ def test_speed() -> None:
     assert small.scenario.bucket_bytes == 5 * MIB
 
 
-def test_communication_hooks_of_ddp() -> None:
-    title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
-    jobs = ("DDP", "DDP fp16", "DDP PowerSGD 2", "DDP fp16 5 MB", "DDP post-local 8")
-    found = read(speed(title, *jobs))
-    assert [case.scenario.lossy for case in found] == [
-        None,
-        WireCodec.HALF,
-        PlannedLowRank(rank=2),
-        WireCodec.HALF,
-    ]
-    assert {case.scenario.exchange for case in found} == {PlannedExchange.RING}
-
-
-def test_our_lossy_jobs_are_predicted_where_the_model_knows_the_codec() -> None:
-    title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
-    found = read(
-        speed(title, "hybrid", "ps+int8", "ps+float16", "hybrid+powersgd:4", "ps+topk:0.1")
-    )
-    assert [case.scenario.lossy for case in found] == [
-        None,
-        WireCodec.INT8,
-        WireCodec.HALF,
-        PlannedLowRank(rank=4),
-    ]
-    assert [case.scenario.exchange for case in found] == [
-        *(PlannedExchange.HYBRID, PlannedExchange.PS, PlannedExchange.PS, PlannedExchange.HYBRID)
-    ]
-
-
-def test_auto_is_predicted_by_the_rule_of_the_job() -> None:
-    (case,) = read(
-        speed("alexnet, batch 32, 4 hosts, compute 50 ms, 100 Mbit/s", "auto", rate=100.0)
-    )
-    assert case.scenario.by_factors
-    assert not case.lossy
-
-
 def test_hosts_that_only_serve_are_not_ddps() -> None:
     title = "alexnet, batch 32, 4 hosts and 4 that only serve, compute 50 ms, unshaped"
     ours, ddp = read(speed(title, "ps 4 servers", "DDP", rate=None))
@@ -100,43 +61,6 @@ def test_hosts_that_only_serve_are_not_ddps() -> None:
     )
     assert (ddp.scenario.workers, ddp.scenario.servers, ddp.scenario.machine.cores) == (4, 0, 2.0)
     assert ours.scenario.bits_per_s == UNSHAPED_BITS_PER_S
-
-
-def test_overlap() -> None:
-    fact = {
-        "ratio": 0.5,
-        "compute_s": 0.2,
-        "wait_free_s": [1.0, 5.0, 2.0],
-        "not_wait_free_s": [3.0],
-    }
-    free, late = read({"title": "Overlap: ps on 4 hosts at 250 Mbit/s", "facts": [fact]})
-    assert (free.measured_s, late.measured_s) == (2.0, 3.0)
-    assert (free.scenario.wait_free, late.scenario.wait_free) == (True, False)
-    assert (free.scenario.layers, free.scenario.exchange) == (
-        layers_of("googlenet"),
-        PlannedExchange.PS,
-    )
-
-
-def test_paper() -> None:
-    fact = {"hosts": 8, "alone_s": 0.93, "hybrid": 1.0, "ps": 1.5, "ddp": 2.0}
-    title = "VGG19-22K / 40 at 1000 Mbit/s; one process takes 0.930 s"
-    found = read({"title": title, "facts": [fact]})
-    assert [(case.scenario.exchange, case.measured_s) for case in found] == [
-        (PlannedExchange.HYBRID, 1.0),
-        (PlannedExchange.PS, 1.5),
-        (PlannedExchange.RING, 2.0),
-    ]
-    assert {case.scenario.workers for case in found} == {8}
-
-
-def test_the_table() -> None:
-    title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
-    table = compare([speed(title, "hybrid")], machine_of, iteration_of, net="alexnet", batch=1)
-    ((label, measured, predicted, ratio, used, _),) = table.rows
-    assert used == "-"
-    assert (label, measured) == ("googlenet, 2 hosts, 250 Mbit/s: hybrid", "2.000")
-    assert float(predicted) / 2.0 == pytest.approx(float(ratio), abs=0.01)
 
 
 def test_local_steps_and_codecs() -> None:

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.simulation.charts import draw, efficiency_table, fact_table, winner_table
 from benchmarks.simulation.curves import (
     GBIT_PER_S,
-    HOSTS,
     LINES,
-    NETS,
     Point,
     facts,
     in_ranges,
-    layers,
     points,
     winners,
 )
-from poseidon.observe.plan.shapes import elements
-
-
-@pytest.mark.parametrize(
-    ("net", "millions"),
-    [
-        ("AlexNet", 61.0),
-        ("GoogLeNet", 7.0),
-        ("VGG-19", 143.7),
-        ("ResNet-50", 25.6),
-        ("ResNet-152", 60.2),
-    ],
-)
-def test_the_nets_have_their_known_sizes(net: str, millions: float) -> None:
-    assert elements(layers(net)) / 1e6 == pytest.approx(millions, abs=0.06)
 
 
 def test_factors_pay_up_to_poseidons_break_even() -> None:
@@ -83,23 +62,3 @@ def test_who_wins() -> None:
     ]
     assert in_ranges(rows) == "8: all; 16: hybrid, ring; 32: hybrid"
     assert in_ranges([(8, ("ps",)), (16, ("ps",)), (32, ("svb",))]) == "8-16: ps; 32: svb"
-
-
-def test_tables_and_the_picture(tmp_path: Path) -> None:
-    found = [
-        point(line.label, hosts, 2.0, net, rate)
-        for net in NETS
-        for rate in GBIT_PER_S
-        for line in LINES
-        for hosts in HOSTS
-    ]
-    assert "| VGG-19 | 40 | 50 / 50 / 50 | " in efficiency_table(found)
-    assert "| ResNet-50 | 100 | 8-1024: all |" in winner_table(found)
-    assert "| GoogLeNet | 7.0 M | 15% | 30 ms | loss3/classifier 31 |" in fact_table(
-        [facts("GoogLeNet")]
-    )
-    draw(found, tmp_path / "curves.svg")
-    draw(found, tmp_path / "again.svg")
-    drawn = (tmp_path / "curves.svg").read_bytes()
-    assert b"VGG-19, 40 Gbit/s" in drawn
-    assert drawn == (tmp_path / "again.svg").read_bytes()
