@@ -172,8 +172,9 @@ def losses_of_one_process(example: Path) -> list[float]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("ray train")
-@pytest.mark.parametrize("lost", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("lost", [False, True])
 def test_ray_train_has_the_losses_of_one_process_also_after_the_loss_of_a_worker(
     cluster: RayCluster, repository: Path, tmp_path: Path, lost: bool
 ) -> None:
