@@ -16,11 +16,11 @@ SEEDS = {
     "sums": 200,
     "sealed": 150,
     "job": 150,
-    "elastic": 50,
+    "elastic": 25,
     "quorum": 50,
     "rendezvous": 50,
 }
-"""How many of each scenario: 1,000 together, in less than thirty seconds of two cores."""
+"""How many of each scenario; `python -m tests.simulation` runs more."""
 
 
 PART = 25

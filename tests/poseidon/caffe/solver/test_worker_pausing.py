@@ -253,7 +253,7 @@ EXCHANGES = {
 }
 
 
-THOROUGH = ("allreduce", "int8", "local steps by allreduce")
+THOROUGH = ("allreduce", "int8", "local steps by allreduce", "svb")
 
 
 @pytest.mark.parametrize(
