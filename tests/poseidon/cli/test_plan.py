@@ -38,7 +38,7 @@ def test_a_table_and_a_recommendation_are_printed(capsys: pytest.CaptureFixture[
 def test_virtual_workers_and_their_cost_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--hosts=3", "--rate=100", "--compute=20", "--virtual_workers=7"]
     assert main(["plan", NET, *words]) == 0
-    assert "7 virtual workers: 2 or 3 on each host" in capsys.readouterr().out.splitlines()
+    assert "7 virtual workers: 2 or 3 on each host" in capsys.readouterr().out
 
 
 def test_scripts_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
