@@ -10,10 +10,10 @@ data. Every module takes an input and its target and returns the loss.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,15 @@ from benchmarks.gpu_runs.nets import Gpt, GptShape
 from benchmarks.torch_models import AlexNet, ResNet50
 from poseidon.observe.plan.shapes import LayerShape, module_layers
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 128
 """Bytes of a sequence."""
 BYTES = 256
 IMAGES = 16
 """Different images of a rank."""
+WORDS = 2000
+"""Different words of the text."""
+LENGTH = 100_000
+"""Words of the text."""
 SEED = 1
 
 Batch = tuple[Tensor, Tensor]
@@ -73,10 +76,14 @@ def computed_layers(name: str) -> tuple[LayerShape, ...]:
 
 @cache
 def _text() -> Tensor:
-    """Return the bytes of this project's documentation."""
-    pages = sorted((ROOT / "docs").glob("*.md"))
-    text = b"".join(page.read_bytes() for page in pages)
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    """Return the bytes of a text that is the same wherever and whenever it is drawn: words of
+    syllables, the k-th most frequent with weight 1 / k.
+    """
+    draw = random.Random(SEED)
+    syllables = [first + second for first in "bdfklmnprstv" for second in "aeiou"]
+    words = ["".join(draw.choices(syllables, k=1 + k % 4)) for k in range(WORDS)]
+    text = " ".join(draw.choices(words, [1 / k for k in range(1, WORDS + 1)], k=LENGTH))
+    return torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8)
 
 
 def _sequences(generator: torch.Generator, rows: int) -> Iterator[Batch]:
