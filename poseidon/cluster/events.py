@@ -20,7 +20,8 @@ A process prints to standard output:
         iterations it may be ahead of the slowest worker, or null; with a GPU also `gpu`, see
         `GpuReading` of `poseidon.observe.metrics.job_statistics`
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
-        the same of a script's loop, with its position
+        the same of a script's loop, with its position, and `raised` where an exception ends its
+        `with` block
     {"event": "statistics", ...}
         every few seconds and at the end, from all; `poseidon.observe.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5,
@@ -125,11 +126,13 @@ class ReportedPosition:
         steps: finished.
         collections: calls begun in which it waits for all others.
         current: the collection that it waits in; empty: none; `collection` in the protocol.
+        raised: the exception with which the worker leaves its `with` block; empty: it has none.
     """
 
     steps: int
     collections: int
     current: str
+    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,10 +282,12 @@ def _position(fields: Mapping[str, object]) -> ReportedPosition | None:
         _whole_number(fields.get("steps")),
         _whole_number(fields.get("collections")),
     )
-    current = fields.get("collection")
-    if steps is None or collections is None or not isinstance(current, str):
+    current, raised = fields.get("collection"), fields.get("raised", "")
+    if steps is None or collections is None:
         return None
-    return ReportedPosition(steps=steps, collections=collections, current=current)
+    if not (isinstance(current, str) and isinstance(raised, str)):
+        return None
+    return ReportedPosition(steps=steps, collections=collections, current=current, raised=raised)
 
 
 def _failed(fields: Mapping[str, object]) -> Failed:

@@ -8,9 +8,11 @@ different calls which meet are an error on every worker, with both in its senten
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, described
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
 from ps_server import PeerLeft, PeerLost
 
@@ -117,6 +119,24 @@ class LoopCollections:
         name = self._call.name
         self._session.collections += name not in (STEP, DISTRIBUTE)
         self.report("" if name == STEP else name)  # the iteration of such a step has ended
+        try:
+            yield
+        finally:
+            self.report()
+
+    @contextmanager
+    def leaving(self, error: BaseException | None) -> Iterator[None]:
+        """Report that an exception has ended the `with` block of this worker, which waits inside this
+        block until the others have left theirs: a collection for those that have not.
+        """
+        if not isinstance(error, Exception | SystemExit):
+            yield
+            return
+        self._session.collections += 1
+        place = traceback.extract_tb(error.__traceback__, 1)
+        where = "".join(f"{Path(frame.filename).name}, line {frame.lineno}: " for frame in place)
+        position = self._session.position(LEAVING)
+        self.on_progress(replace(position, raised=f"{where}{described(error)}"))
         try:
             yield
         finally:

@@ -224,12 +224,14 @@ class LoopPosition:
             `distribute` and of steps.
         collection: the name of the call that is waiting now, such as `mean`, `settle` or
             `DISTRIBUTE`; `STEP` while an iteration ends; empty: none.
+        raised: the exception with which this worker leaves its `with` block; empty: it has none.
     """
 
     steps: int = 0
     iterations: int = 0
     collections: int = 0
     collection: str = ""
+    raised: str = ""
 
     def to_fields(self) -> dict[str, object]:
         """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
@@ -237,6 +239,7 @@ class LoopPosition:
             "steps": self.iterations,
             "collections": self.collections,
             "collection": self.collection,
+            **({"raised": self.raised} if self.raised else {}),
         }
 
 

@@ -52,8 +52,8 @@ DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
 """Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
 LEAVE_S = 30.0
 """Longest wait for the other workers of a host where an exception has ended a `with` block."""
-OF_NO_LOOP = -1
-"""The number of calls of torch.distributed beside those of loops."""
+OF_NO_LOOP, OF_TORCH = -1, "torch.distributed."
+"""The number of calls of torch.distributed beside those of loops, and how their names begin."""
 
 
 class Loop(Protocol):
@@ -108,6 +108,7 @@ class Loops:
             iterations=sum(one.iterations for one in every),
             collections=sum(one.collections for one in every),
             collection=position.collection,
+            raised=position.raised,
         )
 
 
@@ -292,7 +293,8 @@ class WorkerContext:
             begun: the number of such calls so far.
             name: of the one that is waited for; empty: none.
         """
-        position = LoopPosition(collections=begun, collection=name)
+        collection = f"{OF_TORCH}{name}" if name else ""
+        position = LoopPosition(collections=begun, collection=collection)
         self.on_progress(self.loops.together(OF_NO_LOOP, position))
 
     def of_next_loop(self) -> WorkerContext:

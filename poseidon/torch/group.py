@@ -212,7 +212,7 @@ class Group:
             self._context.end_waits(lost)
             raise
         finally:
-            with self._context.closing(error):
+            with self._context.closing(error), self._loop.collections.leaving(error):
                 self.close()
 
     def mean(self, value: Number) -> Number:

@@ -255,8 +255,9 @@ def test_a_worker_that_waits_for_another_step_ends_the_job(tmp_path: Path) -> No
     done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "poseidon run: worker 0 waits in barrier() after step 2, and worker 1 has gone on to step "
-        "3 without it: all workers must call barrier(), after equally many steps"
+        "poseidon run: worker 0 waits in torch.distributed.barrier() after step 2, and worker 1 has "
+        "gone on to step 3 without it: all workers must call torch.distributed.barrier(), after "
+        "equally many steps"
     )
 
 

@@ -291,6 +291,10 @@ at the end of its `with` block.
 """
 
 
+OF_TORCH = "torch.distributed."
+"""How the names of calls begin that loops do not make."""
+
+
 class LoopPositions:
     """The last position that each worker has reported."""
 
@@ -301,11 +305,14 @@ class LoopPositions:
 
     def move(self, rank: int, position: ReportedPosition) -> str | None:
         """Take a position. Return a sentence about two workers that made different numbers of
-        steps before a collection, or as `end_without_joining`; or None.
+        steps before a collection, or of which one has left with an exception, or as
+        `end_without_joining`; or None.
 
         A finding is certain, whenever the positions were reported: a worker that waits in a
         collection makes no step before all have begun it. So another that has not begun it, yet has
         made or ends more steps, waits for this one in an earlier collection, or will be too late.
+        One that an exception takes out of its `with` block counts that as a collection: if it waits
+        there for the others, it begins no other one that they may wait in.
         """
         before = self._positions.get(rank)
         self._positions[rank] = position
@@ -320,6 +327,10 @@ class LoopPositions:
                 return _mismatch(rank, position, first, other)
             if _passed_by(other, position):
                 return _mismatch(first, other, rank, position)
+            if _waits_for_raised(position, other):
+                return _left(rank, position, first, other)
+            if _waits_for_raised(other, position):
+                return _left(first, other, rank, position)
         return self._unjoined()
 
     def end_without_joining(self, rank: int) -> str | None:
@@ -349,8 +360,27 @@ def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
     """Return whether a worker waits for another one that has gone on without it."""
     return (
         position.current not in ("", STEP)
+        and not position.raised  # others may raise it after a later step
         and other.collections < position.collections
         and _reached(other) > position.steps
+    )
+
+
+def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bool:
+    """Return whether a worker waits in a call of torch.distributed in the place of which another one
+    leaves with an exception. Its exchange finds it for other calls.
+    """
+    return (
+        position.current.startswith(OF_TORCH)
+        and bool(other.raised and other.current)
+        and position.collections == other.collections
+    )
+
+
+def _left(rank: int, position: ReportedPosition, other: int, leaver: ReportedPosition) -> str:
+    return (
+        f"worker {other}: {leaver.raised}; so it has left its `with` block, and worker {rank} waits "
+        f"for it in {position.current}() after step {position.steps}"
     )
 
 

@@ -85,6 +85,14 @@ OWN_ERRORS = {
 """Calls that are wrong whatever the other worker does."""
 
 
+def reported(position: LoopPosition) -> events.ReportedPosition:
+    """Return a position as the launcher reads it."""
+    event = events.parse_event({"event": "alive", **position.to_fields()})
+    assert isinstance(event, events.Alive)
+    assert event.position is not None
+    return event.position
+
+
 class Launcher:
     """Compares positions of workers, as the launcher does, and ends the one that reports last."""
 
@@ -92,10 +100,7 @@ class Launcher:
         self._positions = LoopPositions()
 
     def __call__(self, rank: int, position: LoopPosition) -> None:
-        event = events.parse_event({"event": "alive", **position.to_fields()})
-        assert isinstance(event, events.Alive)
-        assert event.position is not None
-        sentence = self._positions.move(rank, event.position)
+        sentence = self._positions.move(rank, reported(position))
         if sentence is not None:
             raise UsageError(sentence)
 
@@ -214,6 +219,51 @@ def test_a_mean_of_one_worker_while_another_waits_in_its_step(how: How) -> None:
         "worker 1 waits in mean() after step 0, and worker 0 has gone on to step 1 without it: all "
         "workers must call mean(), after equally many steps"
     ) in map(str, failures)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), ValueError("odd batch")])
+def test_an_exception_of_one_worker_while_another_waits_for_it_elsewhere(
+    error: BaseException,
+) -> None:
+    """The workers of a host leave an exchange together."""
+    positions, sentences = LoopPositions(), list[str | None]()
+    waits = LoopPosition(collections=1, collection="torch.distributed.barrier")
+    assert positions.move(0, reported(waits)) is None
+
+    def note(position: LoopPosition) -> None:
+        sentences.append(positions.move(1, reported(position)))
+
+    module, context = nn.Linear(3, 2), WorkerContext(on_progress=note)
+    with (
+        pytest.raises(type(error)) as raised,
+        join(module, OPTIMIZER(module), DistributeOptions(), context),
+    ):
+        raise error
+    where = f"{Path(__file__).name}, line {raised.tb.tb_lineno}"
+    assert sentences[-2:] == [
+        f"worker 1: {where}: {type(error).__name__}: {error}; so it has left its `with` block, and "
+        "worker 0 waits for it in torch.distributed.barrier() after step 0",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        LoopPosition(collections=1, collection="close", raised="ValueError: it has it too"),
+        LoopPosition(
+            collections=2, collection="torch.distributed.barrier"
+        ),  # after it has left with the same error
+        LoopPosition(iterations=1, collection="step"),  # the exchange finds this one
+        LoopPosition(iterations=1),
+    ],
+)
+def test_an_exception_that_all_workers_may_have(others: LoopPosition) -> None:
+    positions = LoopPositions()
+    raised = LoopPosition(collections=1, collection="close", raised="ValueError: odd batch")
+    assert positions.move(1, reported(raised)) is None
+    assert positions.move(0, reported(others)) is None
+    assert positions.move(1, reported(LoopPosition(collections=1))) is None
 
 
 @pytest.mark.parametrize(
