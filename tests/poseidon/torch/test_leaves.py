@@ -172,9 +172,9 @@ class Everything(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(3, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.coarse = nn.Linear(4, 1, dtype=torch.bfloat16)
+        self.first = nn.Linear(3, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.coarse = nn.Linear(8, 1, dtype=torch.bfloat16)
         self.register_buffer("seen", torch.zeros(()), persistent=False)
         with torch.no_grad():
             for parameter in self.parameters():
@@ -208,13 +208,20 @@ def falling(step: int) -> float:
     return 0.1 / (1 + step)
 
 
-JOBS: dict[str, tuple[type[nn.Module], How, dict[str, Any]]] = {
-    "rule": (Everything, SGD(lr=falling, momentum=0.9), {}),
-    "optimizer": (Everything, torch_adam, {}),
-    "on the shards": (Everything, momentum, {"on": RunsOn.SHARDS}),
-    "rounds": (Plain, momentum, {"local_steps": 2, "outer": Outer(momentum=0.5)}),
-    "a codec": (Plain, SGD(lr=0.1), {"compress": "first.weight=randomk:0.3"}),
+ROUNDS = {"local_steps": 2, "outer": Outer(momentum=0.5)}
+JOBS: dict[str, tuple[int, type[nn.Module], How, dict[str, Any]]] = {
+    "rule": (1, Everything, SGD(lr=falling, momentum=0.9), {}),
+    "optimizer": (1, Everything, torch_adam, {}),
+    "on the shards": (1, Everything, momentum, {"on": RunsOn.SHARDS}),
+    "rounds": (2, Plain, momentum, ROUNDS),
+    "rounds of a rule": (2, Plain, SGD(lr=0.1, momentum=0.9), ROUNDS),
+    "a codec": (2, Plain, SGD(lr=0.1), {"compress": "first.weight=randomk:0.3"}),
+    "low rank": (2, Plain, SGD(lr=0.1), {"compress": "first.weight=powersgd:1"}),
+    "virtual workers": (1, Everything, SGD(lr=falling, momentum=0.9), {"virtual_workers": 3}),
+    "virtual workers and an optimizer": (1, Everything, torch_adam, {"virtual_workers": 3}),
+    "virtual workers in rounds": (1, Plain, momentum, {**ROUNDS, "virtual_workers": 3}),
 }
+"""By a name: workers, the module, its update, and arguments of `distribute`."""
 FREE = {"told", "exchange_plan", "computation", "tables"}
 """Leaves that a launcher reads, or a sentence names, and no continuation; and tables, which need
 files (`tables/test_group.py`).
@@ -245,22 +252,22 @@ def trained_to_the_end(
     name: str, saved: dict[str, Any] | None, save: Callable[[dict[str, Any]], None]
 ) -> bytes:
     """Train 6 steps, from a state if there is one. Return what the module has at the end."""
-    kind, how, options = JOBS[name]
+    workers, kind, how, options = JOBS[name]
 
     def run(module: nn.Module, group: Group) -> None:
         group.keep(place=(place := Place()))
-        loader = group.loader(Records(), 3)
+        loader = group.loader(Records(), 5)
         if saved is not None:
             group.load_state_dict(saved if group.rank == 0 else None)
         while group.steps < 6:
             for x, y in loader:
                 (nn.functional.mse_loss(module(x), y) * (1 + place.at)).backward()
-                place.at += 1
-                group.step()
+                has_ended = group.step()
                 module.zero_grad()
+                place.at += has_ended
                 if name == "rule" and group.steps == 2:
                     group.lr = 0.07
-                if group.steps == 4 and saved is None:
+                if has_ended and group.steps == 4 and saved is None:
                     state = group.state_dict()
                     if group.rank == 0:
                         save(copy.deepcopy(state))
@@ -270,7 +277,6 @@ def trained_to_the_end(
     job = member(ExchangeKind.SERVER)
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        workers = 2 if name in ("rounds", "a codec") else 1
         ends = together(
             workers, lambda _: kind(), how, run, options=DistributeOptions(**options), member=job
         )

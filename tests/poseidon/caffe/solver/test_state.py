@@ -17,11 +17,13 @@ from poseidon.caffe.proto.blob import to_array
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState, SolverState
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.snapshot.caffemodel import read_model
+from poseidon.caffe.solver import loss_scale
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.state import FrozenHistories, restore, state_of
 from poseidon.engine.state_tree import Found, StateSource
+from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.replicas import NO_CHECK
 from tests.support.nets import build, inputs, layer, noise
@@ -65,34 +67,47 @@ def test_other_nets_go_on_from_a_state_and_begin_anew_without_one() -> None:
 
 
 def changed(state: dict[str, Any], leaf: str) -> dict[str, Any]:
-    """Return a state with a leaf changed, of all workers or of each virtual worker."""
-    if leaf in ("iteration", "tests_done"):
-        return {**state, leaf: state[leaf] + 1}
-    if leaf in ("history", "frozen"):
-        zeros = {name: [torch.zeros_like(t) for t in of] for name, of in state[leaf].items()}
-        return {**state, leaf: zeros}
-    return {**state, "own": [{**one, leaf: changed_own(one[leaf])} for one in state["own"]]}
+    """Return a state with a leaf changed, of all workers and of each virtual worker."""
+    own = [{**one, leaf: different(one[leaf])} if leaf in one else one for one in state["own"]]
+    shared = {leaf: different(state[leaf])} if leaf in state else {}
+    return {**state, **shared, "own": own}
 
 
-def changed_own(value: Any) -> Any:
+def different(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: different(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [different(part) for part in value]
     if isinstance(value, bytes):
         worker = PoseidonWorkerState.FromString(value)
         worker.reader[0].batches += 1
         return worker.SerializeToString()
-    return {name: torch.ones_like(tensor) for name, tensor in value.items()}
+    return value if value is None else value + 1
 
 
 FREE = {"workers", "own", "model", "schemes"}
 """What is no leaf, is in a file of its own, or is a plan that gives the same bits."""
+ROUNDS = replace(NO_CHECK, local_steps=3, outer_momentum=0.5)
+KINDS = {
+    "a codec": Job(options=replace(NO_CHECK, compress="ip*=int8")),
+    "low rank": Job(options=replace(NO_CHECK, compress="ip*=powersgd:1")),
+    "local steps": Job(options=ROUNDS),
+    "local steps of virtual workers": Job(options=ROUNDS, bounds=(0, 2, 3)),
+    "float16": Job(bounds=(0, 2, 3), compute=ComputeOptions(precision=Arithmetic.FLOAT16)),
+}
 
 
-def test_a_run_depends_on_each_leaf(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_depends_on_each_leaf(
+    kind: str, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_scale, "GROWS_AFTER", 2)  # so that it doubles within a few iterations
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**19)
     extra = (
         'type: "Adam"\nmomentum2: 0.99\nbase_lr: 0.005\nmax_iter: 6\nsnapshot: 3\ntest_interval: 3'
     )
     solver = write_definitions(data_folder, batch=5, extra=extra, dropout=True, norm=True)
-    options = replace(NO_CHECK, compress="ip*=int8")
-    job = Job(workers=2, shards=1, kind=ExchangeKind.SERVER, options=options)
+    job = replace(KINDS[kind], workers=2, shards=1, kind=ExchangeKind.SERVER)
 
     def ended(job: Job) -> tuple[bytes, list[object]]:
         found = run(solver, job)
@@ -106,7 +121,7 @@ def test_a_run_depends_on_each_leaf(data_folder: Path, monkeypatch: pytest.Monke
 
     def restored(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
         state = restore(checkpoint, path)
-        seen.update(state, state["own"][0])
+        seen.update(name for part in (state, *state["own"]) for name in part if part[name])
         return changed(state, leaf) if leaf else state
 
     monkeypatch.setattr(Checkpoint, "restore", restored)
