@@ -284,16 +284,24 @@ class StateTree:
             leaf.check(self._found(state, leaf, source))
 
     def write(
-        self, state: Mapping[str, Any], source: StateSource, opens: Callable[[], object]
+        self,
+        state: Mapping[str, Any],
+        source: StateSource,
+        opens: Callable[[], object],
+        on_resized: Callable[[Mapping[str, Any], StateSource], object] = lambda *_: None,
     ) -> None:
         """Load a state that all workers have. All call it together.
 
         Args:
             opens: called before the stages after `UPDATE`.
+            on_resized: called with a state of a different number of virtual workers.
 
         Raises:
             SnapshotError: it does not fit.
         """
+        if state["workers"] != self.count:
+            on_resized(state, source)
+            state = self._resized(state, source)
         of_open = [leaf for leaf in self._leaves if leaf.stage <= LeafStage.UPDATE]
         self._write(of_open, state, source)
         opens()
@@ -336,11 +344,7 @@ class StateTree:
         rest = [leaf for leaf in self._leaves if not leaf.is_opened]
         self._write(rest, unpacked(found, source.name), source)
 
-    def is_resized(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state is of a different number of virtual workers."""
-        return bool(state["workers"] != self.count)
-
-    def resized(self, state: Mapping[str, Any], source: StateSource) -> dict[str, Any]:
+    def _resized(self, state: Mapping[str, Any], source: StateSource) -> dict[str, Any]:
         """Return a state of a different number of virtual workers for this job's.
 
         Raises:

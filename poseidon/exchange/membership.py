@@ -193,13 +193,6 @@ class Membership:
         return self.options.chooses and by_time
 
     @property
-    def private_histories(self) -> bool:
-        """`ExchangeState.private` of the exchange, before it is built; it is not where local
-        steps are synchronous.
-        """
-        return self.options.local_steps > 0 or self.is_stale
-
-    @property
     def is_stale(self) -> bool:
         """Whether workers apply the rule to their own gradients, within a bound."""
         return self.options.staleness > 0 and not self.alone

@@ -176,10 +176,8 @@ class Group:
         Raises:
             UsageError: a step is under way.
         """
-        self._loop.check_open("settle")
-        self._loop.check_settle("settle()")
-        with self._loop.collections.calling("settle"):
-            self._loop.settle("settle()")
+        with self._loop.settled("settle"):
+            pass
 
     def close(self) -> None:
         """Leave the job and remove the hooks from the module. Safe to call twice."""
@@ -252,13 +250,11 @@ class Group:
         Raises:
             UsageError: a part of the value has a different type.
         """
-        self._loop.check_open("gather")
-        with self._loop.collections.calling("gather"):
-            return self._gather(value, "gather")
+        return self._gather(value, "gather")
 
     def _gather(self, value: Any, call: str) -> list[Any]:
-        content = plain_values.encode(value, call)
-        parts = gather_bytes(content, self._loop.collections.gather, keeps=True)
+        with self._loop.collecting(call) as gather:
+            parts = gather_bytes(plain_values.encode(value, call), gather, keeps=True)
         device = plain_values.device_of(value)
         return [plain_values.decode(part, rank, device) for rank, part in enumerate(parts)]
 
@@ -273,14 +269,11 @@ class Group:
         Raises:
             UsageError: a part of the value has a different type, or `src` is not a rank.
         """
-        self._loop.check_open("broadcast")
-        if not 0 <= src < self.size:
-            raise UsageError(f"broadcast() was given src={src}; expected 0 to {self.size - 1}")
-        content = plain_values.encode(value, "broadcast") if self.rank == src else None
-        with self._loop.collections.calling("broadcast"):
-            shared = broadcast_bytes(
-                content, self._loop.collections.gather, rank=self.rank, root=src
-            )
+        with self._loop.collecting("broadcast") as gather:
+            if not 0 <= src < self.size:
+                raise UsageError(f"broadcast() was given src={src}; expected 0 to {self.size - 1}")
+            content = plain_values.encode(value, "broadcast") if self.rank == src else None
+            shared = broadcast_bytes(content, gather, rank=self.rank, root=src)
         assert shared is not None
         return plain_values.decode(shared, src, plain_values.device_of(value))
 
@@ -302,15 +295,13 @@ class Group:
         self._loop.check_open("all_reduce")
         how = plain_values.reduction(op)
         given = value.detach() if isinstance(value, Tensor) else value
-        with self._loop.collections.calling("all_reduce"):
-            result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
+        result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
         return result  # type: ignore[no-any-return]
 
     def barrier(self) -> None:
         """Return once all workers have called it."""
-        self._loop.check_open("barrier")
-        with self._loop.collections.calling("barrier"):
-            self._loop.collections.gather(b"")
+        with self._loop.collecting("barrier") as gather:
+            gather(b"")
 
     def sampler(
         self, dataset: Sized, *, shuffle: bool = True, seed: int = 0, batch_size: int = 0

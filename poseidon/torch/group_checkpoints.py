@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,9 @@ class GroupCheckpoints:
         """
         loop = self._loop
         keeps = self._is_root if keeps is None else keeps
-        loop.check_open(call)
-        loop.check_settle(f"{call}()")
-        with loop.collections.calling(call):
-            loop.settle(f"{call}()")
+        with loop.settled(call) as gather:
             loop.check.run(loop.session.steps)
-            own = loop.tree.read(loop.collections.gather, keeps=keeps)
+            own = loop.tree.read(gather, keeps=keeps)
         groups = {}
         for name, group in self._groups.items():
             group._loop.update.forget_stale()
@@ -268,11 +266,9 @@ class GroupCheckpoints:
                 f"{source.name} has the groups {names[0]}; this script has handed {names[1]} to keep()"
             )
         loop.tree.check(state, source)
-        if loop.tree.is_resized(state):
-            self._say_resized(state["workers"], source)
-            state = loop.tree.resized(state, source)
         with loop.collections.calling(call):
-            loop.tree.write(state, source, lambda: self._reopen(state["iterations"]))
+            opens = partial(self._reopen, state["iterations"])
+            loop.tree.write(state, source, opens, self._say_resized)
         loop.on(LoopEvent.LOAD)
         for name, group in self._groups.items():
             group._loop.session.check(LoopEvent.LOAD)
@@ -283,8 +279,9 @@ class GroupCheckpoints:
         self._loop.update.reopen(iterations)
         self._loop.masters.publish_all()
 
-    def _say_resized(self, saved: int, source: StateSource) -> None:
+    def _say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
         if self._is_root:
+            saved = state["workers"]
             self._context.say(
                 f"{source.name} is of {counted(saved, 'worker')}, and this job has "
                 f"{self._loop.tree.count}: random states start from the seed; "

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -35,6 +35,7 @@ from poseidon.engine.state_tree import Leaf, StateTree
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.broadcast import Gather
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.local_parts import is_sharded
@@ -407,25 +408,35 @@ class GroupLoop:
                 self.exchange.settle()
             self.check.run(self.session.steps)
 
-    def settle(self, call: str, event: LoopEvent = LoopEvent.SETTLE) -> None:
-        """Bring the values that an event needs, inside of a call of the group.
+    @contextmanager
+    def collecting(self, call: str) -> Iterator[Gather]:
+        """Yield what makes the collections of a script's call, which is legal now."""
+        self.check_open(call)
+        with self.collections.calling(call):
+            yield self.collections.gather
 
-        Args:
-            call: the script's, for messages.
+    @contextmanager
+    def settled(self, call: str) -> Iterator[Gather]:
+        """As `collecting`, for a call after a step, which has all values. No virtual worker's
+        stream is drawn from.
         """
-        self.on(event, call=call, **self._virtual_words())
-        self.reads.all_came()
-        self.masters.publish_all()
-        self.tables.settle()
-
-    def check_settle(self, call: str) -> None:
-        """Refuse a call within a step, and let no virtual worker's stream be drawn from."""
-        self.session.check(LoopEvent.SETTLE, call=call, **self._virtual_words())
-        self.streams.enter(None)
+        with self.collecting(call) as gather:
+            words = {"call": f"{call}()", **self._virtual_words()}
+            self.session.check(LoopEvent.SETTLE, **words)
+            self.streams.enter(None)
+            self._bring_all(LoopEvent.SETTLE, words)
+            yield gather
 
     def _virtual_words(self) -> dict[str, object]:
         current = self.virtual_worker
         return {"virtual_worker": current, "before": current - 1}
+
+    def _bring_all(self, event: LoopEvent, words: Mapping[str, object]) -> None:
+        """Bring the values that an event needs."""
+        self.on(event, **words)
+        self.reads.all_came()
+        self.masters.publish_all()
+        self.tables.settle()
 
     def check_open(self, call: str) -> None:
         """Refuse a call that needs the other workers after `close`. One worker alone needs none."""
@@ -436,7 +447,7 @@ class GroupLoop:
         """Settle at the end of a `with` block that has no error."""
         with self.collections.calling(LEAVING):
             self.update.forget_stale()
-            self.settle(LoopEvent.LEAVE.value, LoopEvent.LEAVE)
+            self._bring_all(LoopEvent.LEAVE, self._virtual_words())
 
     def close(self) -> None:
         """Leave the job and remove the hooks from the module. Safe to call twice."""
@@ -508,9 +519,6 @@ class GroupLoop:
         with self.reads.turn:
             self.exchange.settle()
 
-    def _wait(self) -> None:
-        self.hooks.wait()
-
     def _wait_last(self) -> None:
         if not sys.exc_info()[0]:
             with suppress(ServerError):  # after the last step its values are on their way
@@ -541,7 +549,7 @@ _ACTS: dict[Act, Callable[[GroupLoop], None]] = {
     Act.NEXT_TURN: GroupLoop._next_turn,
     Act.FORGET: lambda loop: loop.hooks.forget(),
     Act.ABANDON: lambda loop: loop.hooks.abandon(),
-    Act.WAIT: GroupLoop._wait,
+    Act.WAIT: lambda loop: loop.hooks.wait(),
     Act.WAIT_LAST: GroupLoop._wait_last,
     Act.SETTLE: GroupLoop._settle,
     Act.CLOSE: GroupLoop._leave,

@@ -272,7 +272,6 @@ class SharedData:
     def weigh(self, loss: Tensor, records: float | None, of: float | None) -> Tensor:
         """See `Group.weigh`."""
         loop = self._loop
-        loop.check_open("weigh")
         if loop.context.member.options.staleness or loop.built.local_steps:
             raise UsageError(
                 "weigh() weighs gradients that are averaged in each step; expected "
@@ -283,8 +282,8 @@ class SharedData:
                 f"weigh() was given the records of a batch, {SEVERAL}, so that not all have read "
                 "theirs yet; expected weigh(loss), with batches of group.loader()"
             )
-        with loop.collections.calling("weigh"):
-            return loop.weights.weigh(loss, records, of, loop.collections.gather)
+        with loop.collecting("weigh") as gather:
+            return loop.weights.weigh(loss, records, of, gather)
 
     def epoch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """See `Group.epoch`."""

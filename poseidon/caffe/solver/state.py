@@ -13,7 +13,7 @@ Laws:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,18 +87,8 @@ class SolverState:
         """Return the histories with which the exchange opens; None: none were loaded."""
         return self._of_exchange.loaded()
 
-    def load(
-        self, state: Mapping[str, Any], source: StateSource, opens: Callable[[], object]
-    ) -> None:
-        """Load a state that all workers have; see `StateTree.write`. It may be of a different
-        number of virtual workers, or Caffe's.
-        """
-        if self.tree.is_resized(state):
-            self._say_resized(state, source)
-            state = self.tree.resized(state, source)
-        self.tree.write(state, source, opens)
-
-    def _say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
+    def say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
+        """Warn of a state of a different number of virtual workers, or Caffe's."""
         if self._rank == 0:
             saved = state["workers"]
             LOGGER.warning(

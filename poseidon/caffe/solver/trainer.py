@@ -203,7 +203,7 @@ class Trainer:
             self._open()
         else:
             source = StateSource(name=str(path), is_file=True, path=path)
-            self._state.load(state, source, self._open)
+            self._state.tree.write(state, source, self._open, self._state.say_resized)
             self._on(LoopEvent.LOAD)
         self._begin()
 
@@ -378,25 +378,10 @@ class Trainer:
         self._exchange.start(self.iteration, self._solver.rate(self.iteration))
         self._hooks.start()
 
-    def _send(self) -> None:
-        self._hooks.finish()
-
     def _finish(self) -> None:
         self._exchange.finish()
         self._session.end_iteration(self._exchange.finished)
         self._session.steps += 1
-
-    def _next_turn(self) -> None:
-        self._hooks.next_virtual_worker()
-
-    def _repeat(self) -> None:
-        self._hooks.repeat()
-
-    def _settle(self) -> None:
-        self._exchange.settle()
-
-    def _leave(self) -> None:
-        self._hooks.close()
 
     def _requests_now(self) -> set[SignalKind]:
         return {
@@ -582,11 +567,11 @@ class Trainer:
 _ACTS: dict[Act, Callable[[Trainer], None]] = {
     Act.START: Trainer._start,
     Act.START_PRESENT: Trainer._start,
-    Act.SEND: Trainer._send,
+    Act.SEND: lambda trainer: trainer._hooks.finish(),
     Act.FINISH: Trainer._finish,
-    Act.NEXT_TURN: Trainer._next_turn,
-    Act.REPEAT: Trainer._repeat,
-    Act.SETTLE: Trainer._settle,
+    Act.NEXT_TURN: lambda trainer: trainer._hooks.next_virtual_worker(),
+    Act.REPEAT: lambda trainer: trainer._hooks.repeat(),
+    Act.SETTLE: lambda trainer: trainer._exchange.settle(),
     Act.WAIT_LAST: lambda trainer: None,  # a run has settled, unless it ends by an error
-    Act.CLOSE: Trainer._leave,
+    Act.CLOSE: lambda trainer: trainer._hooks.close(),
 }

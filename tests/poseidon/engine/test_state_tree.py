@@ -115,10 +115,9 @@ def test_others_keep_nothing_and_write_their_own() -> None:
 def test_another_number_of_virtual_workers() -> None:
     state = Process(0, processes=1).tree.read(alone, keeps=True)
     more = Process(1)
-    assert more.tree.is_resized(state)
-    state = more.tree.resized(state, SOURCE)
-    assert state["own"] == [{"each": None, "first": "first of 0"}] * 4
-    more.tree.write(state, SOURCE, lambda: None)
+    told: list[object] = []
+    more.tree.write(state, SOURCE, lambda: None, lambda *resized: told.append(resized))
+    assert told == [(state, SOURCE)]
     assert more.values["each"] == []
     assert more.values["first"] == ["first of 0"] * 2
 

@@ -146,29 +146,6 @@ def test_a_worker_that_is_alone_has_no_server() -> None:
     assert set(built.plan.of(Scheme.LOCAL)) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    ("kind", "staleness"),
-    [
-        (kind, s)
-        for kind in ExchangeKind
-        for s in (0, 2)
-        if not (s and kind is ExchangeKind.ALLREDUCE)
-    ],
-)
-def test_who_owns_the_histories_is_known_before_the_exchange_is_built(
-    kind: ExchangeKind, staleness: int
-) -> None:
-    member = Membership(
-        network=Network(token=TOKEN, timeout_s=TIMEOUT_S),
-        shards=1,
-        options=ExchangeOptions(kind=kind, staleness=staleness),
-    )
-    with job_addresses(kind, 1, 1) as connect:
-        built = build_exchange(tensors(), ExchangeSettings(), member, connect.of(0))
-        assert built.exchange.state.private == member.private_histories
-        built.exchange.close()
-
-
 def test_one_tensor_always_reads_from_the_server_so_that_signals_are_in_step() -> None:
     plan = plan_exchange(
         tensors(bias=False),
