@@ -120,12 +120,16 @@ class Client:
                 f"the store has {store.shards} shards, and the addresses are {len(shards)}; "
                 "expected one each"
             )
-        log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
+        wire = network.wire
+        connect, now = (
+            (ZmqClientTransport, time.monotonic) if wire is None else (wire.connect, wire.now)
+        )
+        log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, now())
         self._session = Session(
             network.rank, store, network.token, log=log, table_clocks=table_clocks
         )
         self._holds_back = log is not None
-        self._meter = ClientMeter(store)
+        self._now, self._meter = now, ClientMeter(store, now)
         self._shared_memory = WorkerSharedMemory(
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
@@ -137,13 +141,14 @@ class Client:
         self._pending: tuple[SignalKind, ...] = ()
         self._pump = Pump(
             self._session,
-            ZmqClientTransport(shards, network.keys) if isinstance(shards, Sequence) else shards,
+            connect(shards, network.keys) if isinstance(shards, Sequence) else shards,
             self._shared_memory,
             self._monitor,
             self._meter,
             trace,
             prioritized=prioritized,
             holds_back=self._holds_back,
+            clock=now,
         )
         self.rows = ClientRows(self._call, self._monitor, lambda: self._session.rows)
         self._pump.start()
@@ -195,7 +200,7 @@ class Client:
         with self._monitor:
             self._monitor.check()
             self._session = self._session.replaced(store)
-            self._meter = ClientMeter(store)
+            self._meter = ClientMeter(store, self._now)
             self._pump.follow(self._session, self._meter)
             self._offered = True
 

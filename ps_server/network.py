@@ -25,7 +25,7 @@ class Network:
         keys: own pair, and the public keys of the other workers and of the shards; None: all is in
             clear.
         timeout_s: longest time that any call waits.
-        wire: makes the connections between workers; None: ZeroMQ.
+        wire: makes the connections, and tells the time; None: ZeroMQ.
         interruption: may end all waits of this worker.
     """
 

@@ -380,9 +380,12 @@ class LauncherConnection:
             still_s=round(reading.still_s, 1),
             waited_s=round(reading.waited_s, 3),
             read_s=round(WAITED.waited_s, 3),
-            sending_s=sending_s(),
-            host_busy=psutil.cpu_percent() / 100,
             most_lead=self.most_lead,
+            **self.of_host(),
             **({"gpu": gpu} if (gpu := gpu_reading(self.device)) else {}),
             **position,
         )
+
+    def of_host(self) -> dict[str, object]:
+        """Return what a heartbeat says of the host."""
+        return {"sending_s": sending_s(), "host_busy": psutil.cpu_percent() / 100}

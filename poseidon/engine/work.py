@@ -18,6 +18,7 @@ from poseidon.engine.document import TrainingDocument, WorkerDocument, document_
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.memory import Regrouped
 from poseidon.engine.observation import log_plan, open_trace
+from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshots.files import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
@@ -118,6 +119,11 @@ class TrainingWork(Work[Training]):
         member = self.document.member
         network = replace(member.network, interruption=self.launcher.interruption)
         return replace(member, network=network)
+
+    def own_time(self) -> OwnTime:
+        """Return what measures and reports the times of iterations."""
+        launcher = self.launcher
+        return OwnTime(launcher.send, lambda: launcher.watchdog.read().waited_s, launcher.device)
 
     @property
     def kept_iteration(self) -> int | None:

@@ -212,14 +212,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def _run_start(self) -> None:
         document, before = self.document, self._memory
-        self._memory = self._own_time = None
+        self._memory = None
+        self._own_time = self.own_time() if document.balances else None
         self._iterations = 0
-        if document.balances:
-            self._own_time = OwnTime(
-                self.launcher.send,
-                lambda: self.launcher.watchdog.read().waited_s,
-                torch.device(document.device),
-            )
         if document.copies:
             self._memory = ScriptMemory(
                 holds=document.holds_snapshots,

@@ -114,7 +114,7 @@ class TrackedTransport(ClientTransport, Protocol):
 
 
 class Wire(Protocol):
-    """Makes the ends of connections between workers, and tells the time by which they wait."""
+    """Makes the ends of connections of a worker, and tells the time by which they wait."""
 
     def listen(self, host: str, keys: Keyring | None) -> ServerTransport:
         """Return an end that listens on a free port of an address."""

@@ -33,17 +33,16 @@ from poseidon.engine.snapshots import files as snapshot_writer
 from poseidon.errors import PoseidonError
 from poseidon.exchange import worker_links
 from poseidon.exchange.allreduce import sums
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import carrier
 from poseidon.exchange.host import links, owner, state
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.observer import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
-from ps_server import client, monitor, pump
+from ps_server import monitor, pump
 from ps_server.errors import ServerError, as_server_error
 from ps_server.keys import Keyring
-from ps_server.meters import ClientMeter
-from ps_server.pump import Pump
 from ps_server.server import Server
 from tests.simulation.client import Waits, serve_shard
 from tests.simulation.hosts import JobProcess
@@ -137,7 +136,8 @@ class ElasticWorker:
         primitives, process = self._course.primitives, self._process
         primitives.time.sleep(1.0 + self._random.random())  # its imports
         inlet: Any = _Inlet(process, primitives)
-        launcher = LauncherConnection(inlet, _Outlet(self), notes=SolverWork.notes)  # type: ignore[arg-type]
+        launcher = _Launcher(inlet, _Outlet(self), notes=SolverWork.notes)  # type: ignore[arg-type]
+        launcher.watchdog = Watchdog(now=self._course.world.clock)
         document = read_document(JobDocument, self._first_line)
         self._work = _Work(self, document, launcher)
         status = run_work(self._work)
@@ -151,13 +151,27 @@ class ElasticWorker:
             return b""
         return b"".join(t.tensor.detach().numpy().tobytes() for t in self._replica.trained)
 
-    def computes(
-        self, replica: Replica, nets: WorkerNets, iteration: int, on_loss: Callable[[Tensor], None]
+    def takes(self, replica: Replica) -> None:
+        """Compute with these nets."""
+        self._replica = replica
+        real = replica.forward_backward
+
+        def forward_backward(
+            nets: WorkerNets,
+            iteration: int,
+            after_pass: Callable[[], None],
+            on_loss: Callable[[Tensor], None],
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            return real(nets, iteration, after_pass, self._computes(iteration, on_loss))
+
+        replica.forward_backward = forward_backward  # type: ignore[method-assign]
+
+    def _computes(
+        self, iteration: int, on_loss: Callable[[Tensor], None]
     ) -> Callable[[Tensor], None]:
         """Take the time of an iteration of a virtual worker; return what to do with its loss."""
         seconds = self._course.iteration_s(self._process, self._random.random())
         self._course.primitives.time.sleep(seconds)
-        self._replica = replica
 
         def check(loss: Tensor) -> None:
             self._course.check(self._process.name, iteration, self._values())
@@ -185,6 +199,29 @@ class ElasticWorker:
         return SimulatedClient(fabric, self.end, shards)
 
 
+class _Launcher(LauncherConnection):
+    """The real one, on a host that is idle."""
+
+    def of_host(self) -> dict[str, object]:
+        """See `LauncherConnection`."""
+        return {"sending_s": 0.0, "host_busy": 0.0}
+
+
+class _Wire(SimulatedWire):
+    """The wire of a worker, whose connections to shards have an end of their own."""
+
+    def __init__(self, worker: ElasticWorker) -> None:
+        name = f"{worker._process.name} {len(worker.wires)}"
+        super().__init__(worker._course.fabric, worker._process, name)
+        self._worker = worker
+
+    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> SimulatedClient:
+        """See `Wire`."""
+        if addresses[0].startswith("simulated:"):
+            return super().connect(addresses, keys)
+        return self._worker.connect(addresses)
+
+
 class _Work(SolverWork):
     """The real one; an error that it should not raise breaks a law."""
 
@@ -195,9 +232,27 @@ class _Work(SolverWork):
     def membership(self) -> Membership:
         """See `TrainingWork`."""
         member, worker = super().membership(), self._worker
-        name = f"{worker._process.name} {len(worker.wires)}"
-        worker.wires.append(SimulatedWire(worker._course.fabric, worker._process, name))
+        worker.wires.append(_Wire(worker))
         return replace(member, network=replace(member.network, wire=worker.wires[-1]))
+
+    def definition(self) -> SolverDefinition:
+        """See `SolverWork`."""
+        return self._worker._course.read_solver(self.document.definitions)
+
+    def replica(self) -> Replica:
+        """See `SolverWork`."""
+        found = super().replica()
+        self._worker.takes(found)
+        return found
+
+    def own_time(self) -> OwnTime:
+        """See `TrainingWork`."""
+        launcher, clock = self.launcher, self._worker._course.world.clock
+        waited_s: Callable[[], float] = lambda: launcher.watchdog.read().waited_s  # noqa: E731
+        return OwnTime(launcher.send, waited_s, launcher.device, now_s=clock)
+
+    def report_plan(self, built: Built, number: int = 0) -> None:
+        """Do nothing: see `TrainingWork`."""
 
     def location(self, error: Exception) -> str:
         """See `Work`; called with the error that has ended it."""
@@ -288,16 +343,12 @@ class _LoopThread:
 def installed(course: Course) -> Iterator[None]:
     """Let the code of the workers live in the run's world."""
     primitives, world = course.primitives, course.world
-    real = Replica.forward_backward
 
     def running() -> ElasticWorker:
         assert world.running is not None
         process = world.running.process
         assert isinstance(process, JobProcess)
         return course.workers[process]
-
-    def connect(shards: Sequence[str], keys: Keyring | None) -> SimulatedClient:
-        return running().connect(shards)
 
     def pump_thread(target: Any, **_: object) -> _LoopThread:
         worker, moved = running(), target.__self__
@@ -313,16 +364,6 @@ def installed(course: Course) -> Iterator[None]:
             primitives, worker._process, moved.steps, moved.fail, [wire.listening, wire.sending]
         )
 
-    def forward_backward(
-        replica: Replica,
-        nets: WorkerNets,
-        iteration: int,
-        after_pass: Callable[[], None],
-        on_loss: Callable[[Tensor], None],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        check = running().computes(replica, nets, iteration, on_loss)
-        return real(replica, nets, iteration, after_pass, check)
-
     def write_whole(path: Path, content: bytes) -> None:
         course.write(running()._process, path)
         path.write_bytes(content)
@@ -334,13 +375,9 @@ def installed(course: Course) -> Iterator[None]:
         (pump, "threading", SimpleNamespace(Thread=pump_thread)),
         (worker_links, "threading", SimpleNamespace(Thread=links_thread)),
         *((module, "threading", primitives.threading) for module in (carrier, sums)),
-        (client, "time", primitives.time),
-        (client, "ZmqClientTransport", connect),
         (launcher_connection, "threading", primitives.threading),
         (launcher_connection, "queue", primitives.queue),
         (launcher_connection, "time", primitives.time),
-        (launcher_connection, "psutil", SimpleNamespace(cpu_percent=lambda: 0.0)),
-        (launcher_connection, "sending_s", lambda: 0.0),
         (observation, "threading", primitives.threading),
         (observation, "STATISTICS_S", STATISTICS_S),
         (snapshot_writer, "threading", primitives.threading),
@@ -348,24 +385,17 @@ def installed(course: Course) -> Iterator[None]:
         (links, "selectors", SimulatedSelectors(primitives)),
         (links, "time", primitives.time),
         *((module, "threading", primitives.threading) for module in LOCAL),
-        (worker, "unpack_solver", course.read_solver),
-        (work, "log_plan", lambda plan, output, number=0: None),
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),
         *(
             (module, "time", primitives.time)
             for module in (work, worker, trainer, memory, checkpoint)
         ),
         (files, "write_whole", write_whole),
-        (Replica, "forward_backward", forward_backward),
-        (Pump.__init__, "__kwdefaults__", {"clock": clock}),
         (
             Exchange.__init__,
             "__kwdefaults__",
             {**(Exchange.__init__.__kwdefaults__ or {}), "now_ns": now_ns},
         ),
-        (Watchdog.__init__, "__kwdefaults__", {"now": clock}),
-        (OwnTime.__init__, "__kwdefaults__", {"now_s": clock}),
-        (ClientMeter.__init__, "__defaults__", (clock,)),
         (TransitTimes.__init__, "__defaults__", (clock,)),
     )
     with contextlib.ExitStack() as stack:

@@ -16,7 +16,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.registry import import_modules, location_in
 from poseidon.caffe.net.compile import layer_context
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
-from poseidon.caffe.proto.definition import read_solver
+from poseidon.caffe.proto.definition import SolverDefinition, read_solver
 from poseidon.caffe.proto.projects import unpack_solver
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import Replica, net_table
@@ -123,7 +123,7 @@ class SolverWork(TrainingWork[JobDocument]):
 
     def _run(self) -> Mapping[str, object]:
         import_modules(self.document.imports)
-        replica = self._replica()
+        replica = self.replica()
         try:
             while not self.has_ended(partial(self._train, replica)):
                 self._place(replica)
@@ -131,11 +131,20 @@ class SolverWork(TrainingWork[JobDocument]):
             replica.close()
         return NOTHING
 
-    def _replica(self) -> Replica:
-        document, packed = self.document, self.document.definitions
-        solver = unpack_solver(packed) if packed else read_solver(document.solver)
-        solver = solver.with_settings(document.settings).with_train_state(
-            level=int(document.level) if document.level else None, stages=document.stages
+    def definition(self) -> SolverDefinition:
+        """Read the job's definition."""
+        packed = self.document.definitions
+        return unpack_solver(packed) if packed else read_solver(self.document.solver)
+
+    def replica(self) -> Replica:
+        """Compile the nets."""
+        document = self.document
+        solver = (
+            self.definition()
+            .with_settings(document.settings)
+            .with_train_state(
+                level=int(document.level) if document.level else None, stages=document.stages
+            )
         )
         replica = Replica(
             solver, solver_settings(solver), self._context(), document.member.by_worker
@@ -243,15 +252,14 @@ class SolverWork(TrainingWork[JobDocument]):
             for net in nets.all():
                 net.register_forward_pre_hook(lambda *_: watchdog.progress())
 
-    def _own_time(self, replica: Replica) -> OwnTime | None:
+    def _balancing_time(self, replica: Replica) -> OwnTime | None:
         """Return what reports the times of iterations; None: nobody moves virtual workers."""
-        watchdog = self.launcher.watchdog
         if not self.document.balances:
             return None
         if reason := replica.keeps_state:
             self._log_notes([f"--balance=auto: virtual workers stay on their workers: {reason}"])
             return None
-        return OwnTime(self.launcher.send, lambda: watchdog.read().waited_s, replica.context.device)
+        return self.own_time()
 
     def _known_schemes(
         self, replica: Replica, state: Mapping[str, Any] | None, kept: KeptState | None
@@ -378,7 +386,7 @@ class SolverWork(TrainingWork[JobDocument]):
             testers=testers,
             log=GlogSink(logging.getLogger("poseidon.solver")),
             sinks=sinks,
-            own_time=self._own_time(replica),
+            own_time=self._balancing_time(replica),
             memory=self._memory,
         )
         try:
