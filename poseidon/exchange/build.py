@@ -39,7 +39,6 @@ from poseidon.exchange.building.server_exchange import (
     build_alone,
     build_server,
     layouts_of,
-    low_rank_of,
 )
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, Topology, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme
@@ -147,14 +146,11 @@ def build_exchange(
         )
 
     member.network.interruption.check()
-    local_workers = 1 if shards else max(member.hosts, default=1)
-    check_virtual_workers(member.virtual_workers, member.options, local_workers)
-    member.options.check_hosts(member.hosts or (1,))
+    check_virtual_workers(member.virtual_workers, member.options)
+    member.options.check_workers_per_host(max(member.hosts, default=1))
     if not _takes_schemes(member, schemes):
         schemes = ()  # they are of a different exchange
     plan = plan_exchange(_of_hosts(tensors, member), member)
-    if low_rank_of(plan, settings):
-        member.options.check_hosts(member.hosts or (1,), by_powersgd=True)
     planes = [PlanePart(own, plan_exchange(own, member)) for own in shards]
     if shards:
         planes[member.local_rank] = PlanePart(tensors, plan_exchange(tensors, member))

@@ -41,6 +41,9 @@ class Membership:
             the first of which are of the workers with local rank 0.
         quorum: hosts whose changes end a round, and the seconds that it then waits for others: of
             the exchange of rounds. 0: all, in each iteration.
+        weight: of the changes of this worker's host in a sum over hosts: its workers in relation to
+            the mean host's. Where workers apply the rule themselves (staleness > 0), it is for
+            these changes.
     """
 
     network: Network = ALONE
@@ -52,6 +55,7 @@ class Membership:
     virtual_workers: VirtualWorkers | None = None
     divides: bool = False
     quorum: tuple[int, float] = (0, 0.0)
+    weight: float = 1.0
     options: ExchangeOptions = DEFAULT_OPTIONS
 
     def __post_init__(self) -> None:
@@ -106,10 +110,11 @@ class Membership:
 
     @property
     def averages(self) -> bool:
-        """Whether a host divides the sum of its workers by their number, because each worker counts
-        as much as any other in a mean over hosts.
+        """Whether a host divides the sum of its workers by their number: each worker counts as much
+        as any other in a mean over hosts, or the changes of a host have its weight.
         """
-        return self.virtual_workers is None and len(set(self.hosts)) <= 1
+        is_even = self.virtual_workers is None and len(set(self.hosts)) <= 1
+        return is_even or self.options.staleness > 0
 
     @property
     def placed(self) -> VirtualWorkers:
@@ -167,6 +172,7 @@ class Membership:
             hosts=(),
             local_address="",
             virtual_workers=None if self.averages else self.placed,
+            weight=self.local_workers * self.host_count / self.network.size,
             divides=False,
         )
 

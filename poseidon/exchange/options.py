@@ -8,7 +8,6 @@ names it, and the command line reads it without torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -330,27 +329,6 @@ class ExchangeOptions:
                 "the workers of a host exchange all tensors together"
             )
 
-    def check_hosts(self, hosts: Sequence[int], *, by_powersgd: bool | None = None) -> None:
-        """Raise UsageError when hosts with these numbers of workers cannot exchange so.
-
-        Args:
-            by_powersgd: whether a tensor travels by PowerSGD; None: if the options name it.
-        """
-        most, least = max(hosts), min(hosts)
-        self.check_workers_per_host(most)
-        if most == least:
-            return
-        flag = ""
-        if self.staleness:
-            flag = f"--staleness={self.staleness}"
-        elif self.names_powersgd if by_powersgd is None else by_powersgd:
-            flag = f"--compress={self.compress:.80}"
-        if flag:
-            raise UsageError(
-                f"{flag} needs the same number of workers on each host, and the hosts have {least} "
-                f"to {most}: each host sends one mean, and all count the same"
-            )
-
     @property
     def is_encoded(self) -> bool:
         """Whether gradients or values lose bits on the wire."""
@@ -460,15 +438,12 @@ def _flag(entry: Field[Any]) -> str:
     return flag.title if flag else entry.name
 
 
-def check_virtual_workers(
-    placed: VirtualWorkers | None, options: ExchangeOptions, local_workers: int
-) -> None:
+def check_virtual_workers(placed: VirtualWorkers | None, options: ExchangeOptions) -> None:
     """Refuse what virtual workers cannot do.
 
     Args:
         placed: the virtual workers, and the workers that compute for them; None: one each, and bits
             may depend on the cluster.
-        local_workers: workers on each host.
 
     Raises:
         UsageError: says what, and what was expected.
@@ -484,16 +459,3 @@ def check_virtual_workers(
             f"depend on the order of arrival; expected --virtual_workers={placed.processes}, or a "
             "job without it"
         )
-    if options.names_powersgd and local_workers > 1:
-        raise UsageError(no_powersgd(placed, local_workers))
-
-
-def no_powersgd(placed: VirtualWorkers, local_workers: int) -> str:
-    """Return the sentence that refuses PowerSGD for virtual workers on clients with several
-    workers.
-    """
-    return (
-        f"{counted(placed.count, 'virtual worker')} cannot be combined with PowerSGD and "
-        f"{local_workers} workers on each client: each worker computes the factors of its own "
-        "virtual workers; use a different compression, or one worker on each client"
-    )

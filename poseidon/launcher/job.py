@@ -213,7 +213,7 @@ class Job(ABC):
             raise UsageError(
                 f"--exchange=local needs one client; this job has {plan.working_hosts}"
             )
-        options.check_hosts(plan.workers_by_host)
+        options.check_workers_per_host(max(plan.workers_by_host))
         virtual = self._place_virtual_workers(plan)
         # One client alone needs no server, unless it is asked for: it applies the update rule
         # itself. With several virtual workers only shards encode and round as several clients do.
@@ -265,7 +265,6 @@ class Job(ABC):
         check_virtual_workers(
             VirtualWorkers.spread(count, [1.0] * workers) if by_number else None,
             self.request.exchange,
-            max(plan.workers_by_host),
         )
 
     def needs(self, host: Host) -> HostNeeds:

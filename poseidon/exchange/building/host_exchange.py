@@ -20,7 +20,6 @@ from poseidon.exchange.host.requests import HostRequests
 from poseidon.exchange.job_control import JobControl, LinksDelivery
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import no_powersgd
 from poseidon.exchange.turns import Turns
 from ps_server import PeerLost
 from ps_server.errors import as_server_error
@@ -70,9 +69,6 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         build: builds the exchange of this worker's plane.
     """
     job, tensors, network = arguments.job, arguments.tensors, arguments.job.network
-    placed = job.virtual_workers
-    if placed is not None and low_rank_of(arguments.plan, arguments.settings):
-        raise UsageError(no_powersgd(placed, job.local_workers))
     tree = _tree(job)
     group = HostGroup(_host(job, tree), tensors)
     with _refusing(group, network.rank):

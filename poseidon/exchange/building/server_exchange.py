@@ -194,7 +194,7 @@ def build_server(arguments: BuildArguments, parts: Parts = Parts.WHOLE) -> Built
         plan=arguments.plan,
         store=store,
         tables=[own for each in layouts for own in each.owners],
-        encoded=layout.encoded(store),
+        encoded=layout.encoded(store) | layout.by_low_rank,
         client=client,
     )
 
@@ -225,7 +225,14 @@ def through_server(
     norms = SharedNorm(client, ["factors"] * bool(by_factors) + ["all-reduce"] * bool(by_allreduce))
     carriers: list[Carrier] = [
         ServerCarrier(
-            client, layout, store, settings, of_plane, parts=parts, equal_bits=member.equal_bits
+            client,
+            layout,
+            store,
+            settings,
+            of_plane,
+            parts=parts,
+            weight=member.weight,
+            equal_bits=member.equal_bits,
         )
     ]
     if by_factors:

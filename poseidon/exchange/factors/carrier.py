@@ -29,7 +29,7 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import FactoredCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import Event, device_of
-from poseidon.exchange.factors.factor_rounds import FactorPeers, FactorSession, FactorTable
+from poseidon.exchange.factors.factor_rounds import FactorPeers, FactorSession, FactorTable, Pair
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.weight import FactorWeight, RoundStep
 from poseidon.exchange.job_control import JobControl
@@ -76,6 +76,7 @@ class FactorCarrier(FactoredCarrier):
         self._workers = member.placed.count
         self._rank = network.rank
         self._staleness = staleness
+        self._weight = member.weight if staleness else 1.0
         self._control = control
         self._norms = norms
         self._equal_bits = member.equal_bits
@@ -175,10 +176,15 @@ class FactorCarrier(FactoredCarrier):
                 with self.peers.monitor:
                     weight.progress.hold(pair)
             else:
-                self.peers.broadcast(weight.table, pair)
+                self._broadcast(weight, pair, 1.0)
 
         factors = [u_KN, v_KM]  # until they are copied
         self._in_order.call(send)
+
+    def _broadcast(self, weight: FactorWeight, pair: Pair, limit: float) -> None:
+        if (scale := limit * self._weight) != 1.0:
+            pair.u[:] *= scale
+        self.peers.broadcast(weight.table, pair)
 
     def release(self, index: int) -> None:
         with self.peers.monitor:
@@ -204,8 +210,7 @@ class FactorCarrier(FactoredCarrier):
             with self.peers.monitor:
                 held = weight.progress.take_held()
             if held is not None:
-                held.u[:] *= limit
-                self.peers.broadcast(weight.table, held)
+                self._broadcast(weight, held, limit)
             if weight.progress.released <= self._iteration:
                 self.release(index)
         for copied in self._copies:  # the factors' memory may be written to from here on

@@ -15,6 +15,7 @@ Laws:
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -126,7 +127,7 @@ def _tables_of(tensors: Sequence[Trained], group: Sequence[int], how: LowRank) -
     parts = {
         f"{members[0].name}{more}, P": torch.zeros(sum(how.rank * n for n, _ in shapes)),
         f"{members[0].name}{more}, Q": torch.cat(
-            [_first_q(index, m, how.rank) for index, (_, m) in zip(group, shapes, strict=True)]
+            [_first_q(t.name, m, how.rank) for t, (_, m) in zip(members, shapes, strict=True)]
         ),
     }
     if how.start:
@@ -137,8 +138,9 @@ def _tables_of(tensors: Sequence[Trained], group: Sequence[int], how: LowRank) -
     return FactorTables(indices=tuple(group), how=how, held=held)
 
 
-def _first_q(index: int, m: int, rank: int) -> Tensor:
-    numbers = torch.Generator().manual_seed(index)
+def _first_q(name: str, m: int, rank: int) -> Tensor:
+    """Return random numbers that depend on the tensor alone: hosts may divide tensors otherwise."""
+    numbers = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     q = torch.randn(m, rank, generator=numbers, dtype=torch.float32, device="cpu")
     return q.t().reshape(-1)
 
@@ -218,7 +220,7 @@ class LowRankMatrix:
         """
         self.history = history
         self.start = start
-        self.begun = self.is_due = self.is_exact = False
+        self.is_due = self.is_exact = False
         self._rule = trained.rule
         self._p, self._q = p, q
         self._exact = None if exact is None else exact.view(self.value.shape)
@@ -232,7 +234,7 @@ class LowRankMatrix:
 
     def reset(self) -> None:
         """Begin with nothing held back."""
-        self.begun = self.is_due = False
+        self.is_due = False
         for held_back in self.held_back.values():
             held_back.zero_()
         self._q.copy_(self.first_q)
@@ -242,14 +244,12 @@ class LowRankMatrix:
         lost = [(f"{self.name}, lost of {v}", part) for v, part in self.held_back.items()]
         return [*lost, (f"{self.name}, Q", self._q)]
 
-    def take_exact(self, gradient: Tensor) -> Tensor:
+    def as_matrix(self, gradient: Tensor) -> Tensor:
         """Return G of a virtual worker."""
-        self.begun = True
         return gradient.reshape(self.value.shape)
 
     def take(self, worker: int, gradient: Tensor, scale: float, out: Tensor) -> None:
         """Write P of a virtual worker, r x n, to `out`."""
-        self.begun = True
         held_back = self.held_back[worker]
         held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
         torch.mm(self._q, held_back.t(), out=out)

@@ -40,6 +40,7 @@ class ServerCarrier(GradientCarrier):
         client: connected to every shard; this carrier closes it.
         layout: the tables of this worker's plane in the store.
         control: of the plane.
+        weight: see `Membership`.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
     """
@@ -55,6 +56,7 @@ class ServerCarrier(GradientCarrier):
         control: JobControl,
         *,
         parts: Parts = Parts.WHOLE,
+        weight: float = 1.0,
         equal_bits: bool = True,
     ) -> None:
         self._rank = client.host
@@ -68,6 +70,7 @@ class ServerCarrier(GradientCarrier):
             range(layout.first, layout.first + len(layout.tables)),
             store,
             settings,
+            weight=weight,
             in_background=parts is Parts.IN_BACKGROUND,
         )
         self._placed = list(self._place(layout))

@@ -78,7 +78,8 @@ class LowRankTensors(LocalHistories, Placed):
         self.table = table
         self.trained = [tensors[index] for index in shared.indices]
         self._own = tables.own
-        self._turn = self._own.start
+        self._turns = dict.fromkeys(shared.indices, self._own.start)
+        """The virtual worker whose gradient comes next, by index."""
         self.matrices = matrices_of(shared, tensors, self.of, self._own, tables.host_value(place))
         self._of = dict(zip(shared.indices, self.matrices, strict=True))
         self._p, self._q = place, place + 1
@@ -125,7 +126,7 @@ class LowRankTensors(LocalHistories, Placed):
 
     def start(self, step: Step) -> None:
         self._step = step
-        self._turn = self._own.start
+        self._turns = dict.fromkeys(self.indices, self._own.start)
         self._sums.clear()
 
     @property
@@ -139,19 +140,14 @@ class LowRankTensors(LocalHistories, Placed):
         for table in self._skipped:
             self._tables.read(table)
         self._skipped = ()
-        push = None
-        worker = self._turn
+        worker = self._turns[index]
+        self._turns[index] += 1
         if self._is_exact:
-            push = self._sum(self._exact[index], worker, matrix.take_exact(gradient.detach()))
-        else:
-            own = self._factors[0][worker]
-            matrix.take(worker, gradient.detach(), self._scale, own.of[index])
-        if all(m.begun for m in self.matrices):
-            self._turn += 1
-            for each in self.matrices:
-                each.begun = False
-            push = push if self._is_exact else self._sum(self._p, worker, own.flat)
-        return push
+            return self._sum(self._exact[index], worker, matrix.as_matrix(gradient.detach()))
+        own = self._factors[0][worker]
+        matrix.take(worker, gradient.detach(), self._scale, own.of[index])
+        is_last = min(self._turns.values()) > worker
+        return self._sum(self._p, worker, own.flat) if is_last else None
 
     def _sum(self, table: int, worker: int, part: Tensor) -> Push | None:
         """Add what a virtual worker pushes to a table. Return the sum of a node once it is
@@ -171,10 +167,11 @@ class LowRankTensors(LocalHistories, Placed):
             matrix.apply()
 
     def complete(self) -> Sequence[Push]:
-        if self._turn == self._own.stop:
-            return []
-        missing = [(index, matrix) for index, matrix in self._of.items() if not matrix.begun]
-        pushes = [self.take(index, torch.zeros_like(matrix.value)) for index, matrix in missing]
+        pushes = [
+            self.take(index, torch.zeros_like(matrix.value))
+            for index, matrix in self._of.items()
+            for _ in range(self._turns[index], self._own.stop)
+        ]
         return [push for push in pushes if push is not None]
 
     def finish(self) -> None:

@@ -54,6 +54,7 @@ class ServerTables(CarrierState):
         client: connected to every shard; this closes it.
         held: what each table holds.
         own: the numbers of the tables in the store.
+        weight: see `Membership`.
         in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a
             read waits for the pushes of its own table only. For a client with table clocks: its
             next read does not depend on the end of an iteration.
@@ -67,10 +68,13 @@ class ServerTables(CarrierState):
         store: StoreSpec,
         settings: ExchangeSettings,
         *,
+        weight: float = 1.0,
         in_background: bool = False,
     ) -> None:
         self._client = client
         self._store = store
+        self._hosts = store.host_count / weight
+        """By what to divide a change of this worker's."""
         self._first = own.start
         self._specs = store.tables[own.start : own.stop]
         self._settings = settings
@@ -208,7 +212,7 @@ class ServerTables(CarrierState):
         value = torch.from_numpy(table.value)
         rate = step.rates[table.rate_index]
         moved = change(table.rule, gradient, table.history, value, rate=rate, step=step.iteration)
-        moved.div_(self._store.host_count)
+        moved.div_(self._hosts)
         value.add_(moved)
         found: Array = moved.numpy()
         return found
@@ -227,7 +231,7 @@ class ServerTables(CarrierState):
         copied.synchronize()
         own: Any = as_array(flat)  # of the table's type
         if table.staleness:
-            own = (own - table.last_read) / np.float32(self._store.host_count)
+            own = (own - table.last_read) / np.float32(self._hosts)
             np.add(table.last_read, own, out=table.value)
         self._client.push(self._first + index, own)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -223,14 +222,3 @@ def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
         hooks.close()
         exchange.close()
     assert frames == {("_send", "begin", "begin", "push", "_send")}
-
-
-def test_a_loss_budget_does_not_choose_powersgd_on_uneven_hosts() -> None:
-    options = ExchangeOptions(compress="auto", loss_budget=0.1)
-    network = Network(rank=0, size=3, timeout_s=TIMEOUT_S)
-    member = Membership(network=network, hosts=(2, 1), shards=1, options=options)
-    weight = Trained(name="fc.0", tensor=nn.Parameter(torch.zeros(512, 512)))
-    with pytest.raises(UsageError, match="--compress=auto needs the same number of workers"):
-        build_exchange(
-            [weight], ExchangeSettings(), member, connect=lambda _: ["tcp://127.0.0.1:1"]
-        )

@@ -4,7 +4,7 @@ however many processes there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -71,9 +71,14 @@ def trained(
     *,
     shards: int,
     local_workers: int = 1,
+    hosts: Sequence[int] = (),
 ) -> tuple[list[str], set[Scheme]]:
-    """Return the checksum of each tensor after some iterations, and the schemes."""
-    hosts = [local_workers] * (placed.processes // local_workers)
+    """Return the checksum of each tensor after some iterations, and the schemes.
+
+    Args:
+        hosts: workers of each; empty: `local_workers`.
+    """
+    hosts = hosts or [local_workers] * (placed.processes // local_workers)
     schemes: set[Scheme] = set()
 
     def train(rank: int, connect: Connect) -> list[str]:
@@ -242,21 +247,19 @@ def test_a_codec_holds_back_for_each_virtual_worker(case: Case) -> None:
         Case(ExchangeKind.HYBRID, rows=1, compress="conv.*=int8"),
         Case(ExchangeKind.SERVER, local={"precision": Precision.BFLOAT16}),
         replace(ROUNDS["hybrid, clip"], compress="topk:0.1/int8"),
+        Case(ExchangeKind.SERVER, compress="powersgd:2"),
+        Case(ExchangeKind.SERVER, compress="*=powersgd:1:int8:start=1"),
+        Case(ExchangeKind.SERVER, compress="auto", local={"loss_budget": 0.5}),
+        replace(ROUNDS["each step"], compress="powersgd:1"),
     ],
-    ids=["int8", "factors", "16 bits", "rounds"],
+    ids=["int8", "factors", "16 bits", "rounds", "low rank", "later", "auto", "rounds, low rank"],
 )
 def test_a_codec_sees_each_virtual_worker_of_the_workers_of_a_host(case: Case) -> None:
-    """Also where each worker has one."""
-    for bounds in ((0, 1, 4, 6, V), (0, 1, 2, 3, 4)):
+    """Also where each worker has one, and where hosts have different numbers of workers."""
+    for bounds, hosts in (((0, 1, 4, 6, V), (2, 2)), ((0, 1, 2, 3, 4), (2, 2)), (range(5), (3, 1))):
         expected, _ = trained(case, VirtualWorkers((0, bounds[-1])), shards=1)
-        found, _ = trained(case, VirtualWorkers(bounds), shards=2, local_workers=2)
+        found, _ = trained(case, VirtualWorkers(tuple(bounds)), shards=2, hosts=hosts)
         assert found == expected, bounds
-
-
-def test_powersgd_needs_one_worker_a_host() -> None:
-    case = Case(ExchangeKind.SERVER, compress="auto", local={"loss_budget": 0.5})
-    with pytest.raises(UsageError, match="7 virtual workers cannot be combined with PowerSGD"):
-        trained(case, VirtualWorkers((0, 3, V)), shards=1, local_workers=2)
 
 
 @pytest.mark.parametrize("case", [CASES["ps"], ROUNDS["each step"], ROUNDS["delay"]])

@@ -241,76 +241,56 @@ def test_how_far_a_worker_may_be_ahead(options: dict[str, Any], most: int | None
 
 
 @pytest.mark.parametrize(
-    ("options", "hosts", "message"),
+    ("options", "message"),
     [
-        ({"local_steps": 8, "quorum": 2, "quorum_grace": 1.0}, (2, 2), "--local_steps=quorum=2"),
-        ({"local_steps": 8, "sync_fragments": 2}, (1, 2), "fragments and delay of --local_steps"),
-        ({"staleness": 1}, (2, 1), "--staleness=1 needs the same number of workers on each host"),
-        ({"compress": "fc=powersgd:2"}, (2, 1, 2), "--compress=fc=powersgd:2 needs the same numb"),
+        ({"local_steps": 8, "quorum": 2, "quorum_grace": 1.0}, "--local_steps=quorum=2"),
+        ({"local_steps": 8, "sync_fragments": 2}, "fragments and delay of --local_steps"),
     ],
 )
-def test_what_hosts_cannot_exchange_so(
-    options: dict[str, Any], hosts: tuple[int, ...], message: str
+def test_what_several_workers_of_a_host_cannot_exchange_so(
+    options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
-        ExchangeOptions(**options).check_hosts(hosts)
-    ExchangeOptions(**options).check_hosts((1, 1))
+        ExchangeOptions(**options).check_workers_per_host(2)
+    ExchangeOptions(**options).check_workers_per_host(1)
+
+
+def check_placed(bounds: tuple[int, ...], **options: Any) -> None:
+    check_virtual_workers(VirtualWorkers(bounds), ExchangeOptions(**options))
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"local_steps": 8}, {"compress": "int8"}, {"kind": ExchangeKind.ALLREDUCE}],
-)
-def test_what_uneven_hosts_go_with(options: dict[str, Any]) -> None:
-    ExchangeOptions(**options).check_hosts((3, 1, 2))
-
-
-def check_placed(bounds: tuple[int, ...], local_workers: int = 1, **options: Any) -> None:
-    check_virtual_workers(VirtualWorkers(bounds), ExchangeOptions(**options), local_workers)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "local_workers", "options"),
+    ("bounds", "options"),
     [
-        ((0, 1), 1, {}),
-        ((0, 3, 5, 7), 1, {}),
-        ((0, 1, 2, 3), 1, {"staleness": 2}),
-        ((0, 1, 2, 3), 1, {"local_steps": 4}),
-        ((0, 1, 2, 3, 4), 2, {"compress": "int8"}),
-        ((0, 6, 12), 1, {"compress": "int8"}),
-        ((0, 6, 12), 1, {"compress": "powersgd:2"}),
-        ((0, 6, 12), 2, {}),
-        ((0, 6, 12), 2, {"compress": "conv.*=topk:0.1/int8"}),
-        ((0, 6, 12), 1, {"local_steps": 8, "sync_fragments": 2, "sync_delay": 1}),
+        ((0, 1), {}),
+        ((0, 1, 2, 3), {"staleness": 2}),
+        ((0, 1, 2, 3), {"local_steps": 4}),
+        ((0, 6, 12), {"compress": "powersgd:2"}),
+        ((0, 6, 12), {"compress": "conv.*=topk:0.1/int8"}),
+        ((0, 6, 12), {"local_steps": 8, "sync_fragments": 2, "sync_delay": 1}),
     ],
 )
-def test_what_virtual_workers_go_with(
-    bounds: tuple[int, ...], local_workers: int, options: dict[str, Any]
-) -> None:
-    check_placed(bounds, local_workers, **options)
+def test_what_virtual_workers_go_with(bounds: tuple[int, ...], options: dict[str, Any]) -> None:
+    check_placed(bounds, **options)
 
 
 @pytest.mark.parametrize(
-    ("bounds", "local_workers", "options", "message"),
+    ("bounds", "options", "message"),
     [
         (
-            *((0, 2, 4), 1, {"staleness": 1}),
+            *((0, 2, 4), {"staleness": 1}),
             "4 virtual workers on 2 workers cannot be combined with --staleness=1, whose bits "
             "depend on the order of arrival; expected --v",
         ),
-        (
-            *((0, 1, 2, 3, 4), 2, {"compress": "fc=powersgd:2"}),
-            "4 virtual workers cannot be combined with PowerSGD and 2 workers on each client: ",
-        ),
-        ((0, 5000), 1, {}, "5000 virtual workers: expected at most 4096"),
+        ((0, 5000), {}, "5000 virtual workers: expected at most 4096"),
     ],
 )
 def test_what_virtual_workers_do_not_go_with(
-    bounds: tuple[int, ...], local_workers: int, options: dict[str, Any], message: str
+    bounds: tuple[int, ...], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
-        check_placed(bounds, local_workers, **options)
-    check_virtual_workers(None, ExchangeOptions(**options), local_workers)
+        check_placed(bounds, **options)
+    check_virtual_workers(None, ExchangeOptions(**options))
 
 
 @pytest.mark.parametrize(

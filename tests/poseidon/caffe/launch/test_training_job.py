@@ -352,8 +352,9 @@ def test_each_worker_knows_the_workers_of_all_hosts(
 
 
 def test_hosts_that_cannot_exchange_are_refused(tmp_path: Path) -> None:
-    job = job_of(tmp_path, 2, exchange=ExchangeOptions(staleness=1))
-    with pytest.raises(UsageError, match=r"^--staleness=1 needs the same number of workers"):
+    options = ExchangeOptions(local_steps=8, sync_delay=1)
+    job = job_of(tmp_path, 2, exchange=options)
+    with pytest.raises(UsageError, match=r"^fragments and delay of --local_steps need one worker"):
         job.with_hosts([replace(job.site.hosts[0], workers=2), job.site.hosts[1]])
 
 

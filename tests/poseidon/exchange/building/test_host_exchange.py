@@ -1,0 +1,105 @@
+"""Hosts with different numbers of workers, each of which counts the same, within a staleness bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from ps_server import Rule
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.support.cluster import job_addresses
+from tests.support.machines import member_on
+from tests.support.threads import on_threads
+
+ITERATIONS, RATE = 4, 0.1
+SHAPES = [(4, 6), (3, 5)]
+
+
+def factors(rank: int, iteration: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return u and v of a gradient that no weight has an influence on."""
+    draw = torch.Generator().manual_seed(100 * iteration + rank)
+    return torch.randn(2, shape[0], generator=draw), torch.randn(2, shape[1], generator=draw)
+
+
+def trained(
+    kind: ExchangeKind, hosts: Sequence[int], *, clip: float | None, by_number: bool
+) -> list[list[Tensor]]:
+    """Return the weights of all workers after some iterations, which begin with zeros."""
+    size = sum(hosts)
+    virtual = VirtualWorkers.one_each(size) if by_number else None
+
+    def train(rank: int) -> list[Tensor]:
+        tensors = [
+            Trained(name=f"w{n}", tensor=torch.zeros(shape), rule=Rule(), factor_rows=1)
+            for n, shape in enumerate(SHAPES)
+        ]
+        options = ExchangeOptions(kind=kind, staleness=2)
+        member = member_on(rank, hosts, folder, shards=2, options=options, virtual_workers=virtual)
+        settings = ExchangeSettings(clip=clip)
+        exchange = build_exchange(tensors, settings, member, connect.of(rank)).exchange
+        try:
+            exchange.open(None)
+            for iteration in range(ITERATIONS):
+                exchange.start(iteration, RATE)
+                for index, shape in enumerate(SHAPES):
+                    exchange.wait(index)
+                    u, v = factors(rank, iteration, shape)
+                    if index in exchange.by_factors:
+                        exchange.begin_factors(index, u, v)
+                        exchange.release(index)
+                    else:
+                        exchange.begin(index, u.t() @ v)
+                exchange.finish()
+            exchange.settle()
+            return [trained.tensor.clone() for trained in tensors]
+        finally:
+            exchange.close()
+
+    with TemporaryDirectory(prefix="p") as folder, job_addresses(kind, size, 2) as connect:
+        return on_threads(size, train)
+
+
+def expected(hosts: Sequence[int], clip: float | None) -> list[Tensor]:
+    """Return the weights of plain SGD on the mean over all workers; with a limit each host scales
+    its own mean to it.
+    """
+    ends, weights = torch.tensor(hosts).cumsum(0).tolist(), [torch.zeros(shape) for shape in SHAPES]
+    for iteration in range(ITERATIONS):
+        for end, workers in zip(ends, hosts, strict=True):
+            means = []
+            for shape in SHAPES:
+                pairs = [factors(rank, iteration, shape) for rank in range(end - workers, end)]
+                means.append(sum(u.t() @ v for u, v in pairs) / workers)
+            norm = torch.stack([mean.square().sum() for mean in means]).sum().sqrt().item()
+            limit = 1.0 if clip is None else min(1.0, clip / norm)
+            for weight, mean in zip(weights, means, strict=True):
+                weight.sub_(mean, alpha=RATE * limit * workers / ends[-1])
+    return weights
+
+
+@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.FACTORS])
+@pytest.mark.parametrize(
+    ("hosts", "clip", "by_number"),
+    [
+        ((2, 1), None, False),
+        ((1, 3), None, True),
+        ((1, 3), 2.0, False),
+        ((2, 2), None, True),
+        ((1, 1, 1), 2.0, False),
+    ],
+)
+def test_each_worker_counts_the_same_within_a_bound(
+    kind: ExchangeKind, hosts: tuple[int, ...], clip: float | None, by_number: bool
+) -> None:
+    means = expected(hosts, clip)
+    for weights in trained(kind, hosts, clip=clip, by_number=by_number):
+        for weight, mean in zip(weights, means, strict=True):
+            torch.testing.assert_close(weight, mean, rtol=1e-5, atol=1e-6)
