@@ -12,6 +12,8 @@ Laws:
   that memory alone.
 * Memory of a tensor that was made on one stream and is used on another is freed only after the host
   has waited for that use, or after `keep`.
+* Between processes no event orders anything. A process that has worked on memory that is lent waits
+  for that work on the host, and tells the others by a message.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgpack
 import torch
 import torch.utils.deterministic
 from torch import Tensor
@@ -87,6 +90,25 @@ class Device(ABC):
         """Undo `pin`. No copy is under way."""
 
     @abstractmethod
+    def lend(self, memory: Tensor) -> bytes:
+        """Return a handle, by which one other process of this host can `borrow` a tensor of this
+        device that has memory of its own. The memory stays until both have let go of it. Empty:
+        this is the host.
+
+        Raises:
+            RuntimeError: memory of this device cannot be lent.
+        """
+
+    @abstractmethod
+    def borrow(self, handle: bytes) -> Tensor:
+        """Return the memory that another process has lent, as flat float32 that work on this device
+        can use. The host waits for that work before it lets go of the tensor.
+
+        Raises:
+            RuntimeError: this device cannot reach it, or the handle is empty.
+        """
+
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait on the host until all work on all streams is done."""
 
@@ -142,6 +164,12 @@ class HostDevice(Device):
     def unpin(self, memory: Tensor) -> None:
         pass
 
+    def lend(self, memory: Tensor) -> bytes:
+        return b""
+
+    def borrow(self, handle: bytes) -> Tensor:
+        raise RuntimeError("the processes of a host share memory by files")
+
     def synchronize(self) -> None:
         pass
 
@@ -184,6 +212,26 @@ class CudaDevice(Device):
     def unpin(self, memory: Tensor) -> None:
         if memory.numel():
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+
+    def lend(self, memory: Tensor) -> bytes:
+        # without the event that torch sends along: the host waits
+        _, handle, size, offset, counter, place, *_ = memory.untyped_storage()._share_cuda_()
+        packed: bytes = msgpack.packb([handle, size, offset, counter, place])
+        return packed
+
+    def borrow(self, handle: bytes) -> Tensor:
+        if not handle:
+            raise RuntimeError("it is not lent")
+        memory = torch.empty(0, dtype=torch.float32, device=self._device)
+        parts = msgpack.unpackb(handle)
+        try:
+            # as memory of this GPU: with the number of the other one torch would make a context
+            # there, and it need not be visible here
+            storage = torch.UntypedStorage._new_shared_cuda(memory.get_device(), *parts, b"", False)
+        except RuntimeError:
+            torch.UntypedStorage._release_ipc_counter_cuda(*parts[3:])  # the lender waits for it
+            raise
+        return memory.set_(storage)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -13,12 +13,16 @@ Found as races, by vector clocks of the streams and of the host:
 * the host has written to host memory between the begin and the end of a copy from or to it. (What
   the host reads too early is NaN.)
 
+A device can lend memory to another one, which stands for a GPU of another process of the host.
+Between the two nothing orders work but messages of `HostLinks`: the receiver knows to be done what
+the sender's host knew when it sent.
+
 Not simulated: random numbers of the device, and what NCCL and cuDNN do.
 
 All threads of a process share the host's clock: what one has waited for, all know.
 
 Counted: `waits` of the training loop on the device, by the operation that waited; copies and bytes
-in each direction. Threads that are named in `background` may wait.
+out of the device, into it, and between it and memory that it has borrowed. Threads that are named in `background` may wait.
 """
 
 from __future__ import annotations
@@ -27,17 +31,21 @@ import random
 import sys
 import threading
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from poseidon.exchange.device import KINDS, Device, Event
+from poseidon.exchange.host.links import HostLinks
+from ps_server.transport.base import Frames
 
 TYPE = "lazy"
 """A device type of torch that has no kernels of its own; autograd runs its work on the thread that
@@ -53,6 +61,10 @@ LOCK = threading.RLock()
 """Of all devices: memory of one may be freed while another one works."""
 EARLY = (0.0, 0.05, 0.4)
 """How probable it is that some work that is due runs when new work comes; one of them by draw."""
+
+
+DEVICE_STREAMS = 1_000
+"""Streams of different devices have different numbers."""
 
 
 class Race(AssertionError):
@@ -74,8 +86,8 @@ class _Access:
 class _Block:
     """Memory of the device, or host memory that copies use. It lives as long as its tensors."""
 
-    home: int
-    """The stream that made it."""
+    home: int | None
+    """The stream that made it, on whose later work it may be used again; None: it is borrowed."""
     accesses: list[_Access] = field(default_factory=list)
     pending: int = 0
     """Copies that are begun and have not run."""
@@ -124,7 +136,7 @@ class SimulatedDevice(Device):
     Attributes:
         races: what was found, as sentences.
         waits: by operation: how often a thread that is not in the background has waited.
-        copies: by direction, `out` and `in`: how many there were.
+        copies: by direction, `out`, `in` and `peer`: how many there were.
         bytes: of them.
         background: prefixes of names of threads that may wait.
     """
@@ -163,7 +175,7 @@ class SimulatedDevice(Device):
     # The contract.
 
     def stream(self) -> SimulatedStream:
-        stream = SimulatedStream(len(self._streams))
+        stream = SimulatedStream(DEVICE_STREAMS * self.torch.index + len(self._streams))
         self._streams.append(stream)
         return stream
 
@@ -213,6 +225,34 @@ class SimulatedDevice(Device):
         with self.lock:
             self._pinned.pop(memory.untyped_storage().data_ptr(), None)
 
+    def lend(self, memory: Tensor) -> bytes:
+        assert isinstance(memory, SimulatedTensor)
+        with self.lock:
+            handle = b"%d" % next(HANDLES)
+            LENT[handle] = memory
+            return handle
+
+    def borrow(self, handle: bytes) -> Tensor:
+        with self.lock:
+            if not handle:
+                raise RuntimeError("it is not lent")
+            lent = LENT.pop(handle)
+            assert lent.owner is not self
+            block = _Block(None, accesses=lent.block.accesses)
+            self._blocks[lent.plain.untyped_storage().data_ptr()] = block
+            weakref.finalize(block, self._freed, block.home, block.accesses, block.kept)
+            return SimulatedTensor(lent.plain, self, block)
+
+    def knows(self) -> dict[int, int]:
+        """Return what the host knows to be done."""
+        with self.lock:
+            return dict(self._clock)
+
+    def learns(self, clock: dict[int, int]) -> None:
+        """Let the host know what another one knew when it sent a message."""
+        with self.lock:
+            _merge(self._clock, clock)
+
     def synchronize(self) -> None:
         work = [stream.last for stream in self._streams if stream.last]
         clock: dict[int, int] = {}
@@ -237,14 +277,17 @@ class SimulatedDevice(Device):
                 weakref.finalize(block, self._freed, block.home, block.accesses, block.kept)
             return SimulatedTensor(plain, self, block)
 
-    def _freed(self, home: int, accesses: list[_Access], kept: set[int]) -> None:
+    def _freed(self, home: int | None, accesses: list[_Access], kept: set[int]) -> None:
         with self.lock:
             known = dict(self._clock)
-            _merge(known, self._streams[home].clock)
+            if home is not None:
+                _merge(known, self._streams[home % DEVICE_STREAMS].clock)
             for access in accesses:
+                if access.stream // DEVICE_STREAMS != self.torch.index:
+                    continue  # who lends frees it only once its borrowers have
                 if known.get(access.stream, 0) < access.number and access.stream not in kept:
                     self.races.append(
-                        f"memory of stream {home} is freed while {access.what} on stream "
+                        f"memory of {'another process' if home is None else f'stream {home}'} is freed while {access.what} on stream "
                         f"{access.stream} may use it\n{_place()}"
                     )
                     return
@@ -316,6 +359,9 @@ class SimulatedDevice(Device):
         here = [isinstance(t, SimulatedTensor) for t in (to, source)]
         plain_to, plain = (t.plain if own else t for t, own in zip((to, source), here, strict=True))
         if all(here):
+            if None in (to.block.home, source.block.home):
+                self.copies["peer"] += 1
+                self.bytes["peer"] += plain.nbytes
             self._put(lambda: plain_to.copy_(plain), "copy", [source], [to])
             return to
         direction = "in" if here[0] else "out"
@@ -481,7 +527,10 @@ class SimulatedTensor(Tensor):
 
 
 DEVICES: dict[int, SimulatedDevice] = {}
-"""The devices of the test that runs, by number."""
+"""The devices of the test that runs, by number: that of the worker of this rank."""
+LENT: dict[bytes, SimulatedTensor] = {}
+"""Memory that is lent, by its handle, until it is borrowed."""
+HANDLES = count()
 
 
 def _empty(size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
@@ -495,24 +544,70 @@ _LIBRARY.impl("empty.memory_format", _empty)
 
 
 @contextmanager
-def simulated_devices(count: int, seed: int) -> Iterator[list[SimulatedDevice]]:
+def simulated_devices(number: int, seed: int) -> Iterator[list[SimulatedDevice]]:
     """Yield devices `lazy:0`, `lazy:1`, ... that the exchange finds by `device_of`.
 
     Raises:
         Race: at the end, if one was found.
     """
-    devices = [SimulatedDevice(index, seed * 1000 + index) for index in range(count)]
+    devices = [SimulatedDevice(index, seed * 1000 + index) for index in range(number)]
     DEVICES.update(enumerate(devices))
     KINDS[TYPE] = lambda device: DEVICES[device.index or 0]
     try:
         try:
-            yield devices
+            with _messages_with_clocks():
+                yield devices
         finally:  # a race explains what it has led to
             for device in devices:
                 device.check()
     finally:
         del KINDS[TYPE]
         DEVICES.clear()
+        LENT.clear()
+
+
+@contextmanager
+def _messages_with_clocks() -> Iterator[None]:
+    """Let each message between the workers of a host bring what the sender's host knows."""
+    carried: defaultdict[tuple[str, int, int], deque[dict[int, int]]] = defaultdict(deque)
+    """By host, sender and receiver. Messages keep their order."""
+    send, handle, trade = HostLinks._send, HostLinks._handle, HostLinks.trade
+
+    def device(links: HostLinks, rank: int) -> SimulatedDevice | None:
+        return DEVICES.get(links._first + rank)
+
+    def note(links: HostLinks, ranks: Iterable[int]) -> None:
+        own = device(links, links._network.rank)
+        for rank in ranks:
+            clock = own.knows() if own is not None else {}
+            carried[links._address, links._network.rank, rank].append(clock)
+
+    def learn(links: HostLinks, sender: int) -> None:
+        own = device(links, links._network.rank)
+        clock = carried[links._address, sender, links._network.rank].popleft()
+        if own is not None:
+            own.learns(clock)
+
+    def noted_send(links: HostLinks, ranks: Sequence[int], frames: Sequence[Any]) -> None:
+        note(links, ranks)
+        send(links, ranks, frames)
+
+    def learning_handle(links: HostLinks, rank: int, frames: Frames) -> None:
+        learn(links, rank)
+        handle(links, rank, frames)
+
+    def noted_trade(links: HostLinks, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
+        note(links, payloads)
+        found = trade(links, payloads)
+        for rank in found:
+            learn(links, rank)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostLinks, "_send", noted_send)
+        patch.setattr(HostLinks, "_handle", learning_handle)
+        patch.setattr(HostLinks, "trade", noted_trade)
+        yield
 
 
 def _merge(clock: dict[int, int], other: dict[int, int]) -> None:

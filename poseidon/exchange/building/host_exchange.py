@@ -12,11 +12,10 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import BuildArguments, PlanePart, low_rank_of
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.host.carrier import HostCarrier
+from poseidon.exchange.host.carrier import HostCarrier, HostRequests
 from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.group import HostGroup, WorkerPlace
 from poseidon.exchange.host.pieces import FlatPiece, cut
-from poseidon.exchange.host.requests import HostRequests
 from poseidon.exchange.job_control import JobControl, LinksDelivery
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
@@ -75,17 +74,18 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         all_squares = _all_squares(job, group)
         built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
         control, on_start = _control(job, group, built)
-        carrier = HostCarrier(
-            built.exchange,
-            tensors,
-            pieces_of(replace(arguments, plan=built.plan)),
-            group,
-            by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
-            encoded=built.encoded if tree.leaves else frozenset(),
-            control=control,
-            private=job.is_stale,
-            on_start=on_start,
-        )
+        with _ending(built.exchange):
+            carrier = HostCarrier(
+                built.exchange,
+                tensors,
+                pieces_of(replace(arguments, plan=built.plan)),
+                group,
+                by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
+                encoded=built.encoded if tree.leaves else frozenset(),
+                control=control,
+                private=job.is_stale,
+                on_start=on_start,
+            )
     turns = None
     if job.takes_turns:
         leaves: Sequence[int] = range(len(tensors)) if tree.leaves else ()
@@ -105,7 +105,7 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
     job, network = arguments.job, arguments.job.network
     every = [trained for part in arguments.planes for trained in part.tensors]
     group = HostGroup(_host(job, HostTree.mean(job.local_workers)), every)
-    group.share((), frozenset()).close()
+    group.share((), frozenset(), every[0].tensor).close()
     all_squares = _all_squares(job, group)
     with _refusing(group, network.rank):
         built = build(replace(arguments, all_squares=all_squares))
@@ -153,6 +153,17 @@ def _refusing(group: HostGroup, rank: int) -> Iterator[None]:
         what = f"worker {rank} cannot exchange"
         known = isinstance(error, UsageError)
         group.links.refuse(PeerLost(f"{what}: {error}") if known else as_server_error(error, what))
+        raise
+
+
+@contextmanager
+def _ending(exchange: Exchange) -> Iterator[None]:
+    """End the exchange between hosts, if the body fails."""
+    try:
+        yield
+    except Exception as error:
+        exchange.interrupt(as_server_error(error, "the workers of this machine do not exchange"))
+        exchange.close()
         raise
 
 

@@ -1,4 +1,4 @@
-"""The carrier of one of several workers of a host.
+"""The carriers of one of several workers of a host.
 
     pieces.py   which worker owns which part of the tensors
     owner.py    adds what the workers have contributed to this worker's pieces
@@ -21,7 +21,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
-from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.carrier import Carrier, CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup
@@ -98,7 +98,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             threaded=not self._device.is_host,
             timeout_s=group.peers.timeout_s,
         )
-        self._memory = group.share(pieces, by_factors, self._device)
+        self._memory = group.share(pieces, by_factors, tensors[0].tensor)
         server = StateServer(inner.state, own, group)
         self._owner = Owner(
             inner,
@@ -125,7 +125,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._settlements = 0
         self._settled = dict.fromkeys(group.others, 0)
         self._own_parts: list[Contribution] = []
-        self._zeros: list[tuple[Tensor, Event]] = []
         self._copied: list[tuple[Tensor, Event]] = []
         """Parts that are on their way to the memory, and the events after which they are there."""
         self._parts_for: defaultdict[int, list[int]] = defaultdict(list)
@@ -157,21 +156,19 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         part, self._begun[index] = self._begun[index], self._begun[index] + 1
         for number in self._of[index]:
             piece = self._pieces[number]
-            own = flat if flat is None or piece.is_whole else flat[piece.start : piece.stop]
+            if flat is None:
+                own = torch.zeros_like(self._values[number])
+            else:
+                own = flat if piece.is_whole else flat[piece.start : piece.stop]
+            ready = self._device.event()
             if number in self._place:
-                if own is None:
-                    own = torch.zeros_like(self._values[number])
-                place, ready = self._place[number], self._device.event()
+                place = self._place[number]
                 self._own_parts.append(
                     Contribution(self._group.rank, "Parts", place, part=own, ready=ready)
                 )
                 continue
             memory = self._memory.parts(number, self._group.rank)[part]
-            ready = self._device.event()
-            if own is None:
-                self._zeros.append((memory, ready))
-            else:
-                self._copied.append((own, self._device.copy(own, memory, self._out, ready)))
+            self._copied.append((own, self._device.copy(own, memory, self._out, ready)))
             self._parts_for[piece.plane].append(number)
         self._untold += self._tensors[index].tensor.numel()
         if self._untold >= TOLD_ELEMENTS:
@@ -180,19 +177,13 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def _tell(self) -> None:
         """Let the owners know of all parts that they may add, once these are in the memory."""
         self._owner.contribute(self._own_parts)
-        self._sending.call(partial(self._send_parts, self._parts_for, self._zeros, self._copied))
-        self._own_parts, self._zeros, self._copied = [], [], []
+        self._sending.call(partial(self._send_parts, self._parts_for, self._copied))
+        self._own_parts, self._copied = [], []
         self._parts_for, self._untold = defaultdict(list), 0
 
     def _send_parts(
-        self,
-        parts: Mapping[int, Sequence[int]],
-        zeros: Sequence[tuple[Tensor, Event]],
-        copied: Sequence[tuple[Tensor, Event]],
+        self, parts: Mapping[int, Sequence[int]], copied: Sequence[tuple[Tensor, Event]]
     ) -> None:
-        for memory, ready in zeros:
-            ready.synchronize()  # the last value may still be on its way to the device
-            memory.zero_()
         for _, event in copied:
             event.synchronize()
         for owner, numbers in parts.items():
@@ -345,8 +336,77 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             self._inner.interrupt(failure)
         self._sending.close()
         self._owner.finish()
+        self._memory.give_back()
         self._group.links.leave()
         self._owner.stop()
         self._group.close()
         self._memory.close()
         self._inner.close()
+
+
+class HostRequests(Carrier):
+    """A carrier of no tensor, which is the first of an exchange of shards, where the tensors of a
+    host's workers differ: each exchanges its own shards of a module with the workers of its plane,
+    and nothing passes between the workers of the host but what follows.
+
+    Law: all workers have a request of rank 0 before they end the iteration that it names. The
+    worker with local rank 0 is of rank 0's plane, so it has (`job_control.py`). At the end of each
+    iteration it tells the others of its host how many it has, and they wait for as many.
+
+    Args:
+        control: of all workers of the job.
+        on_start: called at the start of each iteration with its number.
+    """
+
+    indices = ()
+
+    def __init__(
+        self,
+        group: HostGroup,
+        control: JobControl,
+        *,
+        on_start: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.state = CarrierState()
+        self._group = group
+        self._control = control
+        self._on_start = on_start
+        self._counts: deque[int] = deque()
+        group.peers.on("Requests", 1, self._note)
+        group.links.start()
+
+    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        pass
+
+    def start(self, step: Step) -> None:
+        self._on_start(step.iteration)
+
+    def wait(self, index: int) -> None:
+        raise AssertionError("no tensor is of this carrier")
+
+    def finish(self, limit: float) -> None:
+        group = self._group
+        if group.rank == 0:
+            group.send(group.others, "Requests", len(self._control.requests))
+            return
+
+        def told() -> int | None:
+            if self._counts:
+                return self._counts.popleft()
+            group.check_left(lambda rank: rank == 0)
+            return None
+
+        what = "the requests that the first worker of this machine has did not come"
+        self._control.await_requests(group.monitor.wait_for(told, what))
+
+    def settle(self, clock: int) -> None:
+        pass
+
+    def close(self) -> None:
+        if not self._group.monitor.closed:
+            self._group.links.leave()
+            self._group.close()
+
+    def _note(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        if sender == 0:
+            self._counts.append(fields[0])

@@ -15,33 +15,27 @@ between them.
     "First", piece              rank 0's value can be read; the payload is its history
     "Given", 0                  the payload is what rank 0 was given of what codecs hold back
 
-They share one memory. It has no name: it is a file that exists only as an open descriptor, which
-the processes pass over their connections, so nothing of it is left when they have ended, however
-they ended.
+Parts and values are in memory that they share (`memory.py`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.device import HOST, Device
 from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.links import HostLinks
+from poseidon.exchange.host.memory import HostMemory, new_file
 from poseidon.exchange.host.pieces import FlatPiece
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.worker_links import FIRST
-from ps_server import PeerLost, RemoteProtocolError, ServerError, TransportError
+from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
 from ps_server.network import Network
@@ -110,13 +104,13 @@ class HostGroup:
             raise
 
     def share(
-        self, pieces: Sequence[FlatPiece], by_factors: frozenset[int], device: Device = HOST
+        self, pieces: Sequence[FlatPiece], by_factors: frozenset[int], like: Tensor
     ) -> HostMemory:
-        """Return the memory for these pieces, the same on all workers.
+        """Return the memory for these pieces, the same on all workers, which call it together.
 
         Args:
             by_factors: tensors that have no parts.
-            device: of this worker's tensors.
+            like: a tensor of this worker's device.
         """
         counts = [len(self.tree.parts(worker)) for worker in range(self.size)]
         parts = [
@@ -126,7 +120,7 @@ class HostGroup:
             ]
             for piece in pieces
         ]
-        return HostMemory([piece.size for piece in pieces], parts, self._file, device)
+        return HostMemory(pieces, parts, self.rank, self.links, self._file, like)
 
     def send(self, to: Sequence[int], kind: str, *numbers: int, payload: Buffer = b"") -> None:
         """Send a message to workers of this host."""
@@ -183,88 +177,3 @@ class HostGroup:
     def close(self) -> None:
         """Disconnect."""
         self.links.close()
-
-
-FLOAT_BYTES = 4
-LINE_FLOATS = 16
-
-
-class HostMemory:
-    """The memory that the workers of a host share: what each contributes to the pieces of others,
-    and the values of all pieces, as one of them sees it.
-
-    Layout, in float32: each piece's value, then a place for each part that a worker other than its
-    owner contributes. Each begins at a cache line. Law: a place has one writer at a time; the
-    messages of the workers say which.
-
-    Args:
-        sizes: elements of each piece.
-        parts: for each piece the number of parts that each worker contributes, by local rank; 0 for
-            its owner, and where it travels as factors.
-        file: the memory's descriptor, which this takes over; local rank 0 makes it with `new_file`.
-        device: of the tensors, which copies to and from the memory.
-
-    Attributes:
-        values: of each piece.
-
-    Raises:
-        TransportError: there is not so much memory.
-    """
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        parts: Sequence[Sequence[int]],
-        file: int,
-        device: Device = HOST,
-    ) -> None:
-        lines = [-(-size // LINE_FLOATS) * LINE_FLOATS for size in sizes]
-        floats = sum(own * (1 + sum(counts)) for own, counts in zip(lines, parts, strict=True))
-        length = max(floats, 1) * FLOAT_BYTES
-        try:
-            if os.fstat(file).st_size < length:
-                os.ftruncate(file, length)
-            memory = torch.frombuffer(mmap.mmap(file, length), dtype=torch.float32)
-        except (OSError, ValueError) as error:
-            raise TransportError(
-                f"the workers of this machine cannot share {length / 2**20:.0f} MiB of memory: "
-                f"{getattr(error, 'strerror', None) or error}; expected so much free memory, or "
-                "fewer workers on this machine"
-            ) from error
-        finally:
-            os.close(file)
-        self._memory: Tensor | None = memory
-        self._device = device
-        device.pin(memory)
-        start = 0
-
-        def take(piece: int) -> Tensor:
-            nonlocal start
-            view = memory[start : start + sizes[piece]]
-            start += lines[piece]
-            return view
-
-        self.values = [take(piece) for piece in range(len(sizes))]
-        self._parts = [
-            [[take(piece) for _ in range(count)] for count in counts]
-            for piece, counts in enumerate(parts)
-        ]
-
-    def parts(self, piece: int, worker: int) -> list[Tensor]:
-        """Return the places of a worker's parts of a piece."""
-        return self._parts[piece][worker]
-
-    def close(self) -> None:
-        """Free the memory: it goes with the last of its views. Safe to call twice."""
-        if self._memory is not None:
-            self._device.synchronize()
-            self._device.unpin(self._memory)
-        self.values, self._parts, self._memory = [], [], None
-
-
-def new_file() -> int:
-    """Make an empty file without a name; return its descriptor."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("poseidon", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

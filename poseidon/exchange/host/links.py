@@ -3,9 +3,9 @@ of `worker_links.py`.
 
 A message: the sizes of its two frames (8 bytes each, little-endian), the header, the payload. The
 first one of a connection is `Join`, with a payload that says what its sender exchanges; worker 0
-passes the descriptor of the shared memory with it. The sockets are in a folder that only this user
-can enter, and their names are removed as soon as all are connected. A process that dies closes its
-connections, so the others know at once.
+passes the descriptor of the shared memory with it. `Trade` follows, once for each call of `trade`.
+The sockets are in a folder that only this user can enter, and their names are removed as soon as
+all are connected. A process that dies closes its connections, so the others know at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgpack
 
@@ -34,7 +34,7 @@ SIZES = struct.Struct("<QQ")
 RETRY_S = 0.02
 READ_BYTES = 256 * 1024
 FIRST_BYTES = 16 * 2**20
-"""Longest first message of a connection."""
+"""Longest message of a connection before `start`."""
 LEAVE_S = 2.0
 """How long `close` tries to send while no message leaves."""
 
@@ -147,6 +147,40 @@ class HostLinks:
             raise RemoteProtocolError(f"{self.name(0)} sent no shared memory")
         return hellos, file
 
+    def trade(self, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Give each other worker something, and return what each gives this one. All call it
+        together, after `meet` and before `start`.
+
+        Raises:
+            PeerLost: one has gone, or cannot continue.
+            ServerError: the interruption's.
+        """
+
+        def give(other: int) -> None:
+            with _translated(self.name(other)):
+                header = msgpack.packb([VERSION, "Trade"])
+                self._streams[other].sendall(_framed(header, payloads[other]))
+
+        found: dict[int, bytes] = {}
+        try:
+            for other in sorted(self.others):  # of two workers the later one speaks first
+                if other < self._network.rank:
+                    give(other)
+                header, found[other], _ = self._read_frames(self._streams[other], self.name(other))
+                match read_header(header):
+                    case [_, "Trade"]:
+                        pass
+                    case [_, "Failed"]:
+                        raise PeerLost(found[other].decode(errors="replace"))
+                    case _:
+                        raise RemoteProtocolError(f"{self.name(other)} sent no answer")
+                if other > self._network.rank:
+                    give(other)
+        except ServerError:
+            self._network.interruption.check()
+            raise
+        return found
+
     @contextlib.contextmanager
     def _refusing(self, stream: socket.socket) -> Iterator[socket.socket]:
         """Tell the other end why there will be no connection, if the body fails; close it."""
@@ -211,19 +245,25 @@ class HostLinks:
         network = self._network
         header = msgpack.packb([VERSION, "Join", network.rank, network.size, network.token])
         with _translated("a worker"):
-            data = SIZES.pack(len(header), len(payload)) + header + payload
+            data = _framed(header, payload)
             sent = 0 if file is None or network.rank else socket.send_fds(stream, [data], [file])
             if sent < len(data):  # the other may have refused and closed already
                 stream.sendall(data[sent:])
 
-    def _read_first(self, stream: socket.socket) -> tuple[int, bytes, list[int]]:
-        with _translated("a worker"):
+    def _read_frames(
+        self, stream: socket.socket, peer: str = "a worker"
+    ) -> tuple[bytes, bytes, list[int]]:
+        with _translated(peer):
             data, files, _, _ = socket.recv_fds(stream, SIZES.size, 1)
             data += _exactly(stream, SIZES.size - len(data))
             sizes = SIZES.unpack(data)
             if sum(sizes) > FIRST_BYTES:
-                raise RemoteProtocolError("a worker of this machine sent too long a hello")
+                raise RemoteProtocolError(f"{peer} of this machine sent too long a hello")
             header, payload = (_exactly(stream, size) for size in sizes)
+        return header, payload, files
+
+    def _read_first(self, stream: socket.socket) -> tuple[int, bytes, list[int]]:
+        header, payload, files = self._read_frames(stream)
         match read_header(header):
             case [_, "Join", int(rank), int(size), bytes(token)]:
                 if not hmac.compare_digest(token, self._network.token):
@@ -423,10 +463,13 @@ class HostLinks:
 
 
 def _send_failure(stream: socket.socket, error: ServerError) -> None:
-    message = msgpack.packb([VERSION, "Failed"])
     reason = str(error).encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
-        stream.sendall(SIZES.pack(len(message), len(reason)) + message + reason)
+        stream.sendall(_framed(msgpack.packb([VERSION, "Failed"]), reason))
+
+
+def _framed(header: bytes, payload: bytes) -> bytes:
+    return SIZES.pack(len(header), len(payload)) + header + payload
 
 
 def _exactly(stream: socket.socket, length: int) -> bytes:

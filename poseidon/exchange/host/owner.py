@@ -22,7 +22,8 @@ from poseidon.exchange.carrier import Step
 from poseidon.exchange.device import DONE, Device, Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.contributions import Contributions, FactorStack
-from poseidon.exchange.host.group import HostGroup, HostMemory
+from poseidon.exchange.host.group import HostGroup
+from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
 from poseidon.exchange.host.state import StateServer
 from ps_server import RemoteProtocolError, ServerError
@@ -331,6 +332,8 @@ class Owner:
         for part in own:
             self.device.keep(part)
         for total in group.tree.sums(parts, encoded=place in self._encoded):
+            if self._memory.on_gpus and not any(total is part for part in own):
+                total = total.clone()  # its place is free for the next part once the value is out
             self._inner.begin(place, total.view(trained.tensor.shape))
 
     def _begin_factors(self, place: int) -> None:

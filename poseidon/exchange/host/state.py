@@ -18,6 +18,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.carrier import CarrierState, KeptHistories, in_order, merged
+from poseidon.exchange.device import device_of
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import FlatPiece
 from ps_server import RemoteProtocolError
@@ -205,7 +206,10 @@ class HostState(CarrierState):
         if not group.first and not group.rank:
             for number, piece in enumerate(self._pieces):
                 if piece.plane:
-                    memory[number].copy_(values[number])
+                    memory[number].copy_(values[number], non_blocking=True)
+            device_of(values[0].device).event().synchronize()
+            for number, piece in enumerate(self._pieces):
+                if piece.plane:
                     history = None if histories is None else self._part(histories, number)
                     packed = None if history is None else [_bytes(array) for array in history]
                     group.send([piece.plane], "First", number, payload=msgpack.packb(packed))
@@ -218,7 +222,7 @@ class HostState(CarrierState):
                 self._take_first_state, "the first values of worker 0 did not come"
             )
             for number in self._own:
-                values[number].copy_(memory[number])
+                values[number].copy_(memory[number], non_blocking=True)
             shared = None if any(first[n] is None for n in self._own) else first
             if not self._inner.private:
                 found = None if shared is None else [shared[n] or [] for n in self._own]

@@ -8,11 +8,16 @@ the model, as `HostCarrier` deals it:
 
     link        (p + v) B (H - 1) / H                   at the link's rate, in each direction
     processes   (p + v) B / L                           through worker and shard, L times side by side
-    PCIe        B (2 L - 1) / L into each GPU: the other GPUs' gradients of its part, and all values
-                B (L + p) / L out of it: its gradients for the others, its push, and its values
-    memory      L times both, through the host's memory
+    PCIe        B / L into each GPU: the values of its part; p B / L out of it: its push
+    GPUs        2 B (L - 1) / L into each GPU, and out of it: parts of gradients, and values, between
+                the GPUs of a host
+    memory      L times PCIe, through the host's memory
 
-    shards      norm(c, link, processes, PCIe, memory)
+    through the host, where GPUs do not share memory:
+    PCIe        B (2 L - 1) / L in: the other GPUs' gradients of its part, and all values
+                B (L + p) / L out: its gradients for the others, its push, and its values
+
+    shards      norm(c, link, processes, PCIe, GPUs, memory)
     DDP         c/3 + norm(2c/3, (1 - f) a) + f a, with a = d 2 B (n - 1) / n at the rate of NCCL,
                 n = H L, d the part of float32 that a hook sends, f the last bucket's part
 
@@ -25,7 +30,7 @@ sums and rules on the GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.observe.plan.iteration import norm
@@ -62,6 +67,7 @@ class GpuHosts:
         link: of each host's network link, in each direction.
         goodput: the part of it that carries values.
         pcie: of each GPU, in each direction.
+        between: from a GPU to the others of its host, in each direction; 0: through the host.
         memory: of a host's memory.
         process: both ways together through one worker and its shard.
     """
@@ -71,6 +77,7 @@ class GpuHosts:
     link: float
     goodput: float = 0.94
     pcie: float = 20 * GIGA
+    between: float = 300 * GIGA
     memory: float = 200 * GIGA
     process: float = 2.5 * GIGA
 
@@ -96,12 +103,17 @@ def through_shards(model: GpuModel, on: GpuHosts, *, push: float, value: float) 
     """
     size, part = model.size, model.size / on.gpus
     wire = push + value
-    into, out = size * 2 - part, size + push * part
+    into, out, between_s = part, push * part, 0.0
+    if on.between:
+        between_s = 2 * (size - part) / on.between
+    else:
+        into, out = size * 2 - part, size + push * part
     took = {
         "computation": model.compute_s,
         "link": wire * size * (on.hosts - 1) / on.hosts / (on.link * on.goodput),
         "processes": wire * part / on.process,
         "PCIe": max(into, out) / on.pcie,
+        "GPUs": between_s,
         "memory": on.gpus * (into + out) / on.memory,
     }
     return GpuStep(seconds=norm(*took.values()), bound=max(took, key=lambda name: took[name]))
@@ -142,9 +154,9 @@ def rows() -> Iterator[str]:
     """Yield the lines of the table, in milliseconds."""
     yield (
         "| model | Gbit/s | computation | DDP | DDP, fp16 hook | `ps` | `ps`, bfloat16 "
-        "| `ps`, `int8` | bounds `ps`; `int8` |"
+        "| `ps`, `int8` | the same through the host | bounds `ps`; `int8` |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for model in MODELS:
         for gbits in GBITS:
             on = GpuHosts(hosts=4, gpus=8, link=gbits * GIGA / 8)
@@ -157,12 +169,13 @@ def rows() -> Iterator[str]:
                 for sent in (1.0, HALF)
             ]
             ours = [through_shards(model, on, push=w, value=w) for w in (1.0, HALF, INT8)]
+            through_host = through_shards(model, replace(on, between=0.0), push=INT8, value=INT8)
             cells = [
                 model.name,
                 str(gbits),
                 _ms(model.compute_s),
                 *ddp,
-                *(_ms(step.seconds) for step in ours),
+                *(_ms(step.seconds) for step in (*ours, through_host)),
                 f"{ours[0].bound}; {ours[2].bound}",
             ]
             yield f"| {' | '.join(cells)} |"

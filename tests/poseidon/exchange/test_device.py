@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
 from poseidon.errors import UsageError
 from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
-from poseidon.exchange.device import DONE, HOST, choose_fastest, compute_on, device_of
+from poseidon.exchange.device import DONE, HOST, CudaDevice, choose_fastest, compute_on, device_of
 
 
 def test_on_the_host_nothing_waits() -> None:
@@ -39,6 +41,82 @@ def test_a_copy_from_a_gpu_comes_after_what_it_waits_for() -> None:
     copied = device.copy(x, host, device.stream(), device.event())
     copied.synchronize()
     assert torch.equal(host, x.cpu())
+
+
+def test_the_host_lends_no_memory() -> None:
+    assert HOST.lend(torch.ones(3)) == b""
+    with pytest.raises(RuntimeError, match="by files"):
+        HOST.borrow(b"")
+
+
+class Lender:
+    """What torch does with handles, without a GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.released: list[tuple[bytes, int]] = []
+        self.reachable = True
+        for name in ("_share_cuda_", "_new_shared_cuda", "_release_ipc_counter_cuda"):
+            monkeypatch.setattr(torch.UntypedStorage, name, getattr(self, name[1:].strip("_")))
+
+    def share_cuda(self) -> tuple[object, ...]:
+        return 1, b"handle", 16, 8, b"counter", 7, b"event", True
+
+    def new_shared_cuda(self, index: int, *parts: object) -> torch.UntypedStorage:
+        assert parts == (b"handle", 16, 8, b"counter", 7, b"", False)
+        if not self.reachable:
+            raise RuntimeError("peer access is not supported")
+        return torch.UntypedStorage(16)
+
+    def release_ipc_counter_cuda(self, counter: bytes, place: int) -> None:
+        self.released.append((counter, place))
+
+
+def test_a_handle_opens_the_memory_of_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    lender, device = Lender(monkeypatch), CudaDevice(torch.device("cpu"))
+    handle = device.lend(torch.zeros(4))
+    found = device.borrow(handle)
+    assert (found.dtype, found.shape) == (torch.float32, (4,))
+    assert lender.released == []
+
+
+def test_memory_out_of_reach_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    lender, device = Lender(monkeypatch), CudaDevice(torch.device("cpu"))
+    lender.reachable = False
+    handle = device.lend(torch.zeros(4))
+    with pytest.raises(RuntimeError, match="peer access is not supported"):
+        device.borrow(handle)
+    assert lender.released == [(b"counter", 7)]
+    with pytest.raises(RuntimeError, match="it is not lent"):
+        device.borrow(b"")
+
+
+def lend_twos(ends: Connection) -> None:
+    """Lend memory, and end once another process has changed it."""
+    device = CudaDevice(torch.device("cuda", 0))
+    memory = torch.full((1000,), 2.0, device="cuda:0")
+    device.synchronize()
+    ends.send(device.lend(memory))
+    ends.recv()
+    ends.send(float(memory.sum()))
+
+
+@pytest.mark.needs("gpu")
+@pytest.mark.processes
+def test_two_processes_use_one_memory() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=lend_twos, args=(theirs,))
+    process.start()
+    device = CudaDevice(torch.device("cuda", torch.cuda.device_count() - 1))
+    memory = device.borrow(ours.recv())
+    assert memory.tolist() == [2.0] * 1000
+    memory.add_(1.0)
+    device.synchronize()
+    del memory
+    ours.send(None)
+    assert ours.recv() == 3000.0
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_a_process_computes_on_its_gpu_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
 from poseidon.exchange.kinds import ExchangeKind
-from ps_server import ServerError
+from ps_server import PeerLost, ServerError
 from tests.support.machines import machines
 from tests.support.threads import on_threads
 
@@ -113,3 +115,28 @@ def test_an_owner_of_nothing_finishes_no_iteration_that_its_worker_has_only_begu
     for value in found:
         torch.testing.assert_close(value, torch.tensor([-0.6, 0.0, -0.8]))
     assert sent["Squares"] == 4
+
+
+def test_the_exchange_between_hosts_ends_where_the_workers_of_a_host_do_not_exchange(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def share(group: HostGroup, *_: Any) -> None:
+        raise PeerLost("worker 1 has gone")
+
+    ended: list[str] = []
+    close = Exchange.close
+
+    def noted(exchange: Exchange) -> None:
+        close(exchange)
+        ended.append(threading.current_thread().name)
+
+    monkeypatch.setattr(HostGroup, "share", share)
+    monkeypatch.setattr(Exchange, "close", noted)
+
+    def run(rank: int) -> str:
+        with pytest.raises(PeerLost, match="worker 1 has gone"):
+            make(rank, [Trained(name="w", tensor=torch.zeros(3))], ExchangeSettings())
+        return threading.current_thread().name
+
+    with machines(ExchangeKind.ALLREDUCE, (2, 2)) as make:
+        assert sorted(on_threads(4, run)) == sorted(ended)

@@ -20,7 +20,9 @@ MODEL = GpuModel(name="m", elements=8.0, compute_s=0.0)
 """32 bytes."""
 SLOW = 1e-6
 FREE = 1e12
-ON = GpuHosts(hosts=4, gpus=2, link=FREE, goodput=1.0, pcie=FREE, memory=FREE, process=FREE)
+ON = GpuHosts(
+    hosts=4, gpus=2, link=FREE, goodput=1.0, pcie=FREE, between=FREE, memory=FREE, process=FREE
+)
 
 
 @pytest.mark.parametrize(
@@ -28,16 +30,32 @@ ON = GpuHosts(hosts=4, gpus=2, link=FREE, goodput=1.0, pcie=FREE, memory=FREE, p
     [
         ("link", "link", 2 * 32 * 3 / 4, 32 * 3 / 4),
         ("process", "processes", 2 * 16, 16),
-        ("pcie", "PCIe", 48, 48),  # in: 16 of the other's gradient, 32 of values; out: 32 + p 16
-        ("memory", "memory", 2 * (48 + 48), 2 * (48 + 40)),
+        ("pcie", "PCIe", 16, 16),  # in: the values of its part
+        ("between", "GPUs", 32, 32),  # 16 of its gradient for the other, 16 of the other's values
+        ("memory", "memory", 2 * (16 + 16), 2 * (16 + 8)),
     ],
 )
-def test_what_is_slow_bounds_a_step(slow: str, bound: str, float32: float, half: float) -> None:
-    on = replace(ON, **{slow: SLOW})  # type: ignore[arg-type]
+def test_what_is_slow_bounds_a_step(
+    slow: str, bound: str, float32: float, half: float, fast: GpuHosts = ON
+) -> None:
+    on = replace(fast, **{slow: SLOW})  # type: ignore[arg-type]
     for wire, amount in ((1.0, float32), (0.5, half)):
         step = through_shards(MODEL, on, push=wire, value=wire)
         assert step.bound == bound
         assert step.seconds == pytest.approx(amount / SLOW)
+
+
+@pytest.mark.parametrize(
+    ("slow", "bound", "float32", "half"),
+    [
+        ("pcie", "PCIe", 48, 48),  # in: 16 of the other's gradient, 32 of values; out: 32 + p 16
+        ("memory", "memory", 2 * (48 + 48), 2 * (48 + 40)),
+    ],
+)
+def test_without_a_path_between_gpus_all_passes_the_host(
+    slow: str, bound: str, float32: float, half: float
+) -> None:
+    test_what_is_slow_bounds_a_step(slow, bound, float32, half, replace(ON, between=0.0))
 
 
 def test_a_step_takes_at_least_its_computation() -> None:

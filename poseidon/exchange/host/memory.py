@@ -1,0 +1,215 @@
+"""The memory that the workers of a host share: what each contributes to the pieces of others, and
+the values of all pieces.
+
+The pieces of an owner lie together: each piece's value, then a place for each part that a worker
+other than the owner contributes, in float32, each at the beginning of a cache line. Law: a place has
+one writer at a time; the messages of the workers say which (`group.py`).
+
+    GPUs          each owner's pieces are in the memory of its GPU. The others copy their parts into
+                  it, and the values out of it, between the GPUs
+    host memory   where GPUs cannot, and on CPUs: one file for all owners, pinned for GPUs. It has no
+                  name: it exists only as an open descriptor, which the processes pass over their
+                  connections, so nothing of it is left when they have ended, however they ended
+
+GPUs are used where all workers of the host have found them to work: each has written a pattern to
+the memory of each other worker and read one from it, and each finds in its own memory what the
+others have written.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.device import Device, device_of
+from poseidon.exchange.host.links import HostLinks
+from poseidon.exchange.host.pieces import FlatPiece
+from ps_server import TransportError
+
+LOGGER = logging.getLogger(__name__)
+FLOAT_BYTES = 4
+LINE_FLOATS = 16
+PATTERN_FLOATS = 16 * 1024
+"""Of what each pair of workers writes and reads at the start: 64 KiB."""
+
+
+class HostMemory:
+    """The shared memory, as one worker sees it. All workers of the host make it together.
+
+    Args:
+        pieces: the same on all workers.
+        parts: for each piece the number of parts that each worker contributes, by local rank; 0 for
+            its owner, and where it travels as factors.
+        rank: the local rank of this worker.
+        links: to the others, before `start`.
+        file: the descriptor of the file, which this takes over; local rank 0 makes it with
+            `new_file`.
+        like: a tensor of the device that copies to and from the memory.
+
+    Attributes:
+        values: of each piece.
+        on_gpus: whether the memory is that of the owners' GPUs.
+
+    Raises:
+        TransportError: there is not so much memory.
+        PeerLost: a worker has gone.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[FlatPiece],
+        parts: Sequence[Sequence[int]],
+        rank: int,
+        links: HostLinks,
+        file: int,
+        like: Tensor,
+    ) -> None:
+        self._device = device_of(like.device)
+        self._rank = rank
+        self._owners = [piece.plane for piece in pieces]
+        floats = [0] * (1 + len(links.others))
+        for piece, counts in zip(pieces, parts, strict=True):
+            floats[piece.plane] += _lines(piece.size) * (1 + sum(counts))
+        try:
+            found = _of_gpus(floats, rank, links, like) if pieces else None
+            self.on_gpus = found is not None
+            self._file = torch.empty(0) if found else _of_file(sum(floats), file, self._device)
+        finally:
+            os.close(file)
+        memories = found or list(self._file.split(floats))
+        ends = [0] * len(floats)
+
+        def take(piece: FlatPiece) -> Tensor:
+            start = ends[piece.plane]
+            ends[piece.plane] += _lines(piece.size)
+            return memories[piece.plane][start : start + piece.size]
+
+        self.values = [take(piece) for piece in pieces]
+        self._parts = [
+            [[take(piece) for _ in range(count)] for count in counts]
+            for piece, counts in zip(pieces, parts, strict=True)
+        ]
+
+    def parts(self, piece: int, worker: int) -> list[Tensor]:
+        """Return the places of a worker's parts of a piece: its owner and the worker use them."""
+        return self._parts[piece][worker]
+
+    def give_back(self) -> None:
+        """Let go of what is in the memory of others, before they free it."""
+        self._device.synchronize()
+        for piece, owner in enumerate(self._owners):
+            if owner != self._rank:
+                self.values[piece], self._parts[piece] = torch.empty(0), []
+
+    def close(self) -> None:
+        """Free the memory: it goes with the last of its views. Safe to call twice."""
+        self._device.synchronize()
+        self._device.unpin(self._file)
+        self.values, self._parts, self._owners, self._file = [], [], [], torch.empty(0)
+
+
+def new_file() -> int:
+    """Make an empty file without a name; return its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("poseidon", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _lines(floats: int) -> int:
+    return -(-floats // LINE_FLOATS) * LINE_FLOATS
+
+
+def _of_file(floats: int, file: int, device: Device) -> Tensor:
+    """Return all of the file, as so many numbers."""
+    length = max(floats * FLOAT_BYTES, 1)
+    try:
+        if os.fstat(file).st_size < length:
+            os.ftruncate(file, length)
+        mapped = mmap.mmap(file, length)
+    except (OSError, ValueError) as error:
+        raise TransportError(
+            f"the workers of this machine cannot share {length / 2**20:.0f} MiB of memory: "
+            f"{getattr(error, 'strerror', None) or error}; expected so much free memory, or fewer "
+            "workers on this machine"
+        ) from error
+    memory = (
+        torch.frombuffer(mapped, dtype=torch.float32, count=floats) if floats else torch.empty(0)
+    )
+    device.pin(memory)
+    return memory
+
+
+def _of_gpus(
+    floats: Sequence[int], rank: int, links: HostLinks, like: Tensor
+) -> list[Tensor] | None:
+    """Return the memory of each worker's GPU, so many numbers; None: they do not share it."""
+    device = device_of(like.device)
+    memories: dict[int, Tensor] = {}
+    lent = dict.fromkeys(links.others, b"")
+    problems: list[str] = []
+
+    def slot(owner: int, writer: int) -> Tensor:
+        return memories[owner][writer * PATTERN_FLOATS : (writer + 1) * PATTERN_FLOATS]
+
+    def pattern(owner: int, writer: int) -> Tensor:
+        first = 1 + PATTERN_FLOATS * (owner * len(floats) + writer)
+        return torch.arange(first, first + PATTERN_FLOATS, dtype=torch.float32)
+
+    def write(owner: int) -> None:
+        slot(owner, rank).copy_(pattern(owner, rank).to(like.device))
+
+    def check(owner: int, writer: int) -> None:
+        if not torch.equal(slot(owner, writer).clone().cpu(), pattern(owner, writer)):
+            raise RuntimeError("a copy has other values than were written")
+
+    @contextmanager
+    def trying(owner: int) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch's own errors are such
+            what = str(error).partition("\n")[0]
+            problems.append(f"{links.name(rank)}, GPU of {links.name(owner)}: {what}")
+
+    def trade_problems() -> None:
+        theirs = links.trade(dict.fromkeys(links.others, "".join(problems[:1]).encode()))
+        problems.extend(theirs[other].decode() for other in sorted(theirs) if theirs[other])
+
+    if not device.is_host:
+        with trying(rank):
+            memories[rank] = like.new_zeros(len(floats) * PATTERN_FLOATS + floats[rank])
+            write(rank)
+            device.synchronize()
+            lent = {other: device.lend(memories[rank]) for other in links.others}
+    handles = links.trade(lent)
+    if device.is_host and not any(handles.values()):
+        return None
+    for other, handle in handles.items():
+        with trying(other):
+            memories[other] = device.borrow(handle)
+            write(other)
+            check(other, other)
+    device.synchronize()
+    trade_problems()
+    if not problems:
+        for other in links.others:
+            with trying(other):
+                check(rank, other)
+    trade_problems()
+    if not problems:
+        return [memories[worker][len(floats) * PATTERN_FLOATS :] for worker in range(len(floats))]
+    device.synchronize()
+    if not rank:
+        LOGGER.warning(
+            "the GPUs of this machine do not share memory (%s); its workers exchange through the "
+            "host's memory",
+            sorted(problems)[0],
+        )
+    return None
