@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-from poseidon.base.foreign_files import open_in, read_end
+from poseidon.base.foreign_files import open_in, read_definition, read_end
 from poseidon.base.paths import own_command, short_path
 from poseidon.base.settings import read_settings
 from poseidon.base.text_files import LONGEST_LINE, decoded
@@ -36,6 +36,7 @@ from poseidon.observe.metrics.training_log import TrainingLog, parse_log, script
 
 OUTPUT = Path("output")
 """Where jobs have their folders without --output."""
+LARGEST_LOG = 1 << 30
 RECENT_BYTES = 64 << 20
 """Of the records of a job, in which the newest snapshot is looked for."""
 
@@ -336,7 +337,8 @@ def read_training_log(path: Path) -> TrainingLog:
             )
         return table
     try:
-        text = decoded(path.read_bytes(), errors="backslashreplace")
+        content = read_definition(path, most_bytes=LARGEST_LOG)
+        text = decoded(content, errors="backslashreplace")
         year = datetime.fromtimestamp(path.stat().st_mtime).year
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"

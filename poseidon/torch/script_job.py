@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poseidon.base.foreign_files import read_definition
 from poseidon.base.paths import module_file, no_module, own_command, short_path
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
@@ -230,7 +231,10 @@ def _check_syntax(script: Path, site: Site) -> None:
     Raises:
         JobError: has the line and what was expected.
     """
-    content = script.read_bytes()
+    try:
+        content = read_definition(script)
+    except OSError as error:
+        raise JobError(f"cannot read the script {script}: {error.strerror}") from error
     theirs = not site.opens_files_here and any(host.python for host in site.hosts)
     if theirs or b"\0" in content:  # which a compiled script or an archive has
         return

@@ -119,6 +119,19 @@ def test_a_snapshot_that_a_prefix_puts_elsewhere_is_found_by_the_job(tmp_path: P
     assert find_snapshot(str(folder)) == own
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("/dev/zero", "it is a device"), ("pipe", "nothing was written to the pipe"), (".", "Is a dir")],
+)
+def test_a_log_that_has_no_end_is_not_read(
+    path: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.base.foreign_files.PIPE_SILENT_S", 0.01)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=f"^cannot read the log .*{path}: {why}"):
+        read_training_log(tmp_path / path)
+
+
 def test_lines_of_a_growing_log_are_whole(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log, (tmp_path / "log").open() as reader:
         lines = LogLines(reader)
