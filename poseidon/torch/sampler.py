@@ -11,6 +11,7 @@ A process with several virtual workers reads their records in turn.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
@@ -66,6 +67,7 @@ class SharedSampler(Sampler[int]):
     Attributes:
         epoch: the next epoch to begin, from 0; after `load_state_dict` the epoch of the saved
             state.
+        begun: loops that have begun.
     """
 
     def __init__(
@@ -98,7 +100,21 @@ class SharedSampler(Sampler[int]):
         self._offset = 0  # records of that epoch which workers of an earlier run have read
         # of a saved state: its epoch, and position and offset there
         self._return_to: tuple[int, tuple[int, int]] | None = None
-        self.epoch = 0
+        self.epoch = self.begun = 0
+        self._order_of = (shuffle, seed, unfilled, turn)
+        try:
+            self._dataset: Callable[[], object] = weakref.ref(dataset)
+        except TypeError:  # a list
+            self._dataset = lambda: dataset
+
+    def continues(
+        self, dataset: Sized, *, shuffle: bool, seed: int, unfilled: int, turn: int
+    ) -> bool:
+        """Return whether a new sampler continues this one's epochs: it is of the same dataset, in
+        orders with the same seed, and a loop has begun.
+        """
+        order = (shuffle, seed, unfilled, turn)
+        return self.begun > 0 and self._dataset() is dataset and self._order_of == order
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of this worker in the next epoch; in a resumed epoch, those not
@@ -109,11 +125,27 @@ class SharedSampler(Sampler[int]):
 
     def begin(self) -> None:
         """Begin the next epoch, or resume the one of a saved state."""
+        self.begun += 1
         self._within = False
         self._position, self._offset = self._place_to_return()
         self._first = self._position
         self._return_to, self._within = None, True
         self.epoch += 1
+
+    def check_loop(self, begun: int) -> None:
+        """Refuse to continue a loop after a later one has begun.
+
+        Args:
+            begun: when it began.
+
+        Raises:
+            UsageError: a later one has.
+        """
+        if begun != self.begun:
+            raise UsageError(
+                "a loop over a sampler or loader continues after a later loop over the same records "
+                "has begun; expected one loop at a time, or a loader with another seed="
+            )
 
     def draw(self, virtual_worker: int) -> Iterator[int]:
         """Yield a virtual worker's indices in the epoch that has begun."""
@@ -125,13 +157,14 @@ class SharedSampler(Sampler[int]):
 
     def _in_turn(self) -> Iterator[int]:
         parts = {virtual_worker: self.draw(virtual_worker) for virtual_worker in self.own}
-        read = 0
+        read, begun = 0, self.begun
         while turn := [(v, i) for v in parts for i in islice(parts[v], self._turn or None)]:
             for virtual_worker, index in turn:
                 self._on_read(virtual_worker)
                 read += 1
                 self._position = self._first + read // len(parts)
                 yield index
+                self.check_loop(begun)
         self._within = False
 
     def left(self, virtual_worker: int) -> int:

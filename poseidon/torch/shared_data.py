@@ -111,6 +111,7 @@ class SharedLoader(DataLoader[Any]):
         """
         self._shared.begin()
         self._check_passes()
+        begun = self._shared.begun
         batches = self._begin_each()
         first, done, left_out = self._shared.position, 0, self._left_out()
         while True:
@@ -133,6 +134,7 @@ class SharedLoader(DataLoader[Any]):
                     )
                     self._weights.note(records, virtual_worker)
                     yield batch
+                    self._shared.check_loop(begun)
             if not delivered:
                 break
             done += self._passes
@@ -222,17 +224,19 @@ class SharedData:
     def _sampler(
         self, dataset: Sized, shuffle: bool, seed: int, *, unfilled: int = 0, turn: int = 0
     ) -> SharedSampler:
+        """Return a new sampler, or the earlier one whose epochs continue in it."""
         tree = self._loop.tree
+        order: Any = {"shuffle": shuffle, "seed": seed, "unfilled": unfilled, "turn": turn}
+        for sampler in self._samplers:
+            if sampler.continues(dataset, **order):
+                return sampler
         sampler = SharedSampler(
             dataset,
             own=tree.own,
             workers=tree.count,
-            shuffle=shuffle,
-            seed=seed,
             on_read=self._loop.streams.begin_reading,
             on_return=self._random.put_again,
-            unfilled=unfilled,
-            turn=turn,
+            **order,
         )
         self._samplers.append(sampler)
         if self._unclaimed:

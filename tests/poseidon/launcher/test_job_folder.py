@@ -121,7 +121,11 @@ def test_a_snapshot_that_a_prefix_puts_elsewhere_is_found_by_the_job(tmp_path: P
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("/dev/zero", "it is a device"), ("pipe", "nothing was written to the pipe"), (".", "Is a dir")],
+    [
+        ("/dev/zero", "it is a device"),
+        ("pipe", "nothing was written to the pipe"),
+        (".", "Is a dir"),
+    ],
 )
 def test_a_log_that_has_no_end_is_not_read(
     path: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

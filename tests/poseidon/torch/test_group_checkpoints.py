@@ -355,6 +355,57 @@ def test_random_numbers_go_on(at: int, plain: bool) -> None:
     assert_same_bits([run(kept)], [expected])
 
 
+@pytest.mark.parametrize("at", [2, 3, 5, 7])
+@pytest.mark.parametrize("plain", [False, True], ids=["loader", "sampler"])
+def test_a_loader_of_each_epoch_continues_the_epochs_of_the_one_before(
+    plain: bool, at: int
+) -> None:
+    records = data()
+    in_epoch = -(-len(records) // BATCH)
+
+    def make(group: Group) -> Any:
+        if plain:
+            return DataLoader(records, BATCH, sampler=group.sampler(records))
+        return group.loader(records, BATCH)
+
+    def run(saved: dict[str, Any], each: bool, after: Save | None = None) -> dict[str, Tensor]:
+        def body(module: nn.Module, group: Group) -> None:
+            loader = None if each else make(group)
+            if saved:
+                group.load_state_dict(saved["state"])
+            for _ in range(group.steps // in_epoch, 3):
+                for x, y in loader or make(group):
+                    nn.functional.mse_loss(module(x), y).backward()
+                    group.step()
+                    if group.steps % in_epoch and after and after(group, group.steps) is STOP:
+                        return
+                if after and after(group, group.steps) is STOP:
+                    return
+
+        (end,) = together(1, build, MOMENTUM, body)
+        return end
+
+    expected = run({}, each=False)
+    assert_same_bits([run({}, each=True)], [expected])
+    kept, after = saving(at)
+    run({}, True, after)
+    assert_same_bits([run(kept, each=True)], [expected])
+
+
+def test_a_loop_that_continues_after_a_later_one_over_its_records_is_refused() -> None:
+    group = poseidon.distribute(build(0), MOMENTUM)
+    records = data()
+    first, other = group.loader(records, BATCH), group.loader(records, BATCH)
+    assert len(list(zip(first, other, strict=True))) == len(first)  # made before any loop
+    batches = iter(first)
+    next(batches)
+    next(iter(group.loader(records, BATCH, seed=1)))
+    next(batches)
+    next(iter(group.loader(records, BATCH)))
+    with pytest.raises(UsageError, match="after a later loop over the same records has begun"):
+        next(batches)
+
+
 def test_what_processes_of_a_loader_have_drawn_ahead_was_not_had() -> None:
     group = poseidon.distribute(build(0), MOMENTUM)
     loader = group.loader(data(), BATCH, num_workers=1, prefetch_factor=2)
