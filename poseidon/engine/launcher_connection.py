@@ -28,7 +28,6 @@ from poseidon.base.settings import hide_descriptors, read_settings
 from poseidon.engine.debugger import refuse_breakpoints
 from poseidon.engine.gpu import gpu_reading
 from poseidon.engine.own_time import WAITED
-from poseidon.engine.session import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
@@ -100,7 +99,7 @@ class LauncherConnection:
         self._lines: list[str] = []
         self._borrower: Callable[[str], None] | None = None
         self._exchanges: list[Exchange] = []
-        self._forwards = self._root = self._was_lent = False
+        self._root = self._was_lent = False
         self._early: list[dict[str, Any]] | None = None
         """Requests of a start after a pause that has no exchange yet; None: it has one."""
         self._documents: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -108,10 +107,9 @@ class LauncherConnection:
         """Ends the waits of this start; a request to pause makes it."""
         self.watchdog = Watchdog()
         """Watches the training loop."""
-        self.loop_position: LoopPosition | None = None
-        """How far a script's loop has come; None: this process runs no script."""
-        self.most_lead: int | None = None
-        """See `ExchangeOptions.most_lead`; None, too, before the exchange is built."""
+        self.facts: dict[str, object] = {}
+        """What heartbeats say of the work: `most_lead` once the exchange is built, and how far a
+        script's loop has come."""
         self.device = torch.device("cpu")
         """Where this worker computes."""
         self.gone = threading.Event()
@@ -133,8 +131,11 @@ class LauncherConnection:
 
     def send(self, event: str, **fields: object) -> None:
         """Write one event; does nothing once the launcher has gone."""
+        self._write(json.dumps({"event": event, **fields}) + "\n")
+
+    def _write(self, line: str) -> None:
         with self._lock, contextlib.suppress(OSError, ValueError):
-            self._outlet.write(json.dumps({"event": event, **fields}) + "\n")
+            self._outlet.write(line)
             self._outlet.flush()
 
     def exchange_addresses(self, own: str = "", *, among: str = JOB) -> list[str]:
@@ -187,11 +188,10 @@ class LauncherConnection:
         They are forwarded by the first exchange given that is not closed. Another one that comes
         after a stop was requested of one that has closed requests it again.
         """
-        still_open = [one for one in self._exchanges if not one.closed]
+        before, still_open = self._exchanges, [one for one in self._exchanges if not one.closed]
         self._exchanges = [*still_open, exchange]
         self._root = rank == 0
-        if not self._forwards:
-            self._forwards = True
+        if not before:
             self._thread("poseidon-requests", self._forward).start()
         elif self.stopping.is_set() and self._root and not still_open:
             exchange.control.request(SignalKind.STOP)
@@ -237,12 +237,6 @@ class LauncherConnection:
         Yields:
             a function that sends a line of the other process.
         """
-
-        def send(line: str) -> None:
-            with self._lock, contextlib.suppress(OSError, ValueError):
-                self._outlet.write(line)
-                self._outlet.flush()
-
         self._was_lent = True
         with self._lending:
             begin(self.rounds)
@@ -250,7 +244,7 @@ class LauncherConnection:
                 commands(line)
             self._borrower = commands
         try:
-            yield send
+            yield self._write
         finally:
             with self._lending:
                 self._borrower = None
@@ -337,33 +331,22 @@ class LauncherConnection:
 
     def _take(self, command: dict[str, Any]) -> None:
         do = command.get("do")
-        if do == "connect":
-            self._take_addresses(command)
-        elif do == "pause":
+        if do == "pause":
             self.interruption.interrupt(Interrupted(PAUSED))
-            with self._arrived:
-                self._arrived.notify_all()
-        elif do == "go_on":  # the addresses that follow are of the next start
-            with self._arrived:
+        with self._arrived:
+            if do == "connect":
+                at = str(command.get("among", JOB)), int(command.get("round", 0))
+                self._addresses[at] = [str(address) for address in command["addresses"]]
+            elif do == "go_on":  # the addresses that follow are of the next start
                 self.interruption = Interruption()
                 self._addresses.clear()
                 self.rounds.clear()
                 self._early = []
-            self._documents.put(command["document"])
-        else:
-            self._take_request(command)
-
-    def _take_request(self, command: dict[str, Any]) -> None:
-        with self._arrived:
-            if self._early is not None:  # the exchanges so far are of the start before
-                self._early.append(command)
-                return
-        self.commands.put(command)
-
-    def _take_addresses(self, command: Mapping[str, Any]) -> None:
-        with self._arrived:
-            at = str(command.get("among", JOB)), int(command.get("round", 0))
-            self._addresses[at] = [str(address) for address in command["addresses"]]
+                self._documents.put(command["document"])
+            elif do != "pause" and self._early is not None:
+                self._early.append(command)  # the exchanges so far are of the start before
+            elif do != "pause":
+                self.commands.put(command)
             self._arrived.notify_all()
 
     def _send_heartbeats(self) -> None:
@@ -374,16 +357,14 @@ class LauncherConnection:
 
     def _send_heartbeat(self) -> None:
         reading = self.watchdog.read()
-        position = self.loop_position.to_fields() if self.loop_position is not None else {}
         self.send(
             "alive",
             still_s=round(reading.still_s, 1),
             waited_s=round(reading.waited_s, 3),
             read_s=round(WAITED.waited_s, 3),
-            most_lead=self.most_lead,
             **self.of_host(),
             **({"gpu": gpu} if (gpu := gpu_reading(self.device)) else {}),
-            **position,
+            **self.facts,
         )
 
     def of_host(self) -> dict[str, object]:

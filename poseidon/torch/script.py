@@ -236,7 +236,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         """
         with output_to_log(self.document.log_file, Prints.LOG), suppress(NeedsOthers):
             self._run_script()
-        self.launcher.loop_position = None
+        self.launcher.facts.clear()
 
     def _addresses(self, exchange: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
         def refuse(own: str = "") -> list[str]:
@@ -407,7 +407,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         )
 
     def _on_progress(self, position: LoopPosition) -> None:
-        self.launcher.loop_position = position
+        self.launcher.facts.update(position.to_fields())
         self._progress(position.steps)
         self._logged.send_copied()
         if position.iterations != self._iterations:
@@ -418,7 +418,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
     def _on_open(self, built: Built, exchange: Exchange) -> None:
         self.launcher.forward_requests(exchange, self.document.rank)
         if self._opened == 0:  # its iterations are the job's
-            self.launcher.most_lead = built.most_lead
+            self.launcher.facts["most_lead"] = built.most_lead
         if self.document.rank == 0:
             self.report_plan(built, self._opened)
         self._opened += 1

@@ -206,7 +206,7 @@ class SolverWork(TrainingWork[JobDocument]):
             document.member.options.kind is ExchangeKind.HYBRID and built.store is not None
         ):
             self._schemes = tuple(choice.scheme for choice in built.plan.choices)
-        self.launcher.most_lead = built.most_lead
+        self.launcher.facts["most_lead"] = built.most_lead
         layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(built, layers, trace, self.launcher.send, observers=[watchdog])
         self._watch(replica)

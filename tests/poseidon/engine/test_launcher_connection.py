@@ -262,21 +262,21 @@ def test_a_failure_of_the_heartbeat_reaches_the_launcher(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("position", "sent"),
+    "facts",
     [
-        (None, {}),
-        (
-            LoopPosition(iterations=6, collections=2, collection="mean"),
-            {"steps": 6, "collections": 2, "collection": "mean"},
-        ),
+        {},
+        {
+            "most_lead": 2,
+            **LoopPosition(iterations=6, collections=2, collection="mean").to_fields(),
+        },
     ],
 )
-def test_a_heartbeat_has_the_position_of_a_scripts_loop(
-    position: LoopPosition | None, sent: dict[str, object], monkeypatch: pytest.MonkeyPatch
+def test_a_heartbeat_has_the_facts_of_the_work(
+    facts: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("poseidon.engine.launcher_connection.HEARTBEAT_S", 0.0)
     launcher, outlet = connection()
-    launcher.loop_position, launcher.most_lead = position, 2
+    launcher.facts.update(facts)
     written: list[str] = []
 
     def write(text: str) -> int:
@@ -290,7 +290,7 @@ def test_a_heartbeat_has_the_position_of_a_scripts_loop(
     assert event.pop("read_s") >= 0.0
     assert event.pop("sending_s") == {}
     assert 0.0 <= event.pop("host_busy") <= 1.0
-    assert event == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, "most_lead": 2, **sent}
+    assert event == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, **facts}
 
 
 @pytest.mark.parametrize("commands", [(), ({"do": "stop"},)])
