@@ -26,6 +26,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
@@ -78,13 +79,18 @@ class Update(ABC):
     applies: Applies
     label: str
     loop: GroupLoop
+    _handles: list[RemovableHandle]
+    """Of hooks in optimizers, from `attach` on."""
 
     def attach(self, loop: GroupLoop) -> None:
         """Take part in a loop, whose exchange is open."""
-        self.loop = loop
+        self.loop, self._handles = loop, []
 
-    def close(self) -> None:  # noqa: B027 - most keep nothing open
+    def close(self) -> None:
         """Leave the loop. A second call does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     @property
     @abstractmethod

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.packed import on_host
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
@@ -114,7 +113,6 @@ class ShardOptimizerUpdate(RuleUpdate):
         self._stepped: list[Optimizer] = []
         """The optimizers whose `step` was called for the step that has ended last."""
         self._begun_rates: tuple[float, ...] = ()
-        self._handles: list[RemovableHandle] = []
         super().__init__(OptimizerRules(optimizers, names), tensors, options, context)
 
     def attach(self, loop: GroupLoop) -> None:
@@ -122,11 +120,6 @@ class ShardOptimizerUpdate(RuleUpdate):
         for optimizer in self.optimizers:
             optimizer.state.clear()  # some make it before their first step
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def set_lr(self, rate: float) -> None:
         refuse_lr(rate, self.label)

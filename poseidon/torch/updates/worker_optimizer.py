@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.packed import on_host
 from poseidon.engine.session import Applies, LoopEvent, State
@@ -63,7 +62,6 @@ class WorkerOptimizerUpdate(Update):
         self.label = f"torch.optim.{type(optimizer).__name__}"
         self._rates_at_first: list[Any] = []
         """The rates of the parameter groups at the end of an iteration's first turn."""
-        self._handles: list[RemovableHandle] = []
         self._own_parameters: set[Tensor] = set()
         """The parameters that it trains, also those of which this worker has no row."""
 
@@ -80,11 +78,6 @@ class WorkerOptimizerUpdate(Update):
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         ]
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
     @property
     def lr(self) -> float:
