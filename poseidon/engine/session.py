@@ -158,7 +158,9 @@ def table_of(applies: Applies, *, behind: bool = False, alone: bool = False) -> 
         LoopEvent.DROP: STAYS,
     }
     waits = Transition(None, (Act.WAIT,))
-    begun = in_turn if behind else {**in_turn, LoopEvent.SETTLE: waits, LoopEvent.LEAVE: waits}
+    begun = {**in_turn, LoopEvent.SETTLE: waits, LoopEvent.LEAVE: waits}
+    if behind:  # a backward pass may follow, with values from before
+        begun = {**in_turn, LoopEvent.LEAVE: Transition(None, (Act.SETTLE,))}
     ends = {LoopEvent.TURN: Transition(State.BEGUN, (Act.NEXT_TURN,))}
     if applies is Applies.ROUNDS:
         ends = {LoopEvent.OPTIMIZE: Transition(State.APPLYING, (Act.SEND,))}
@@ -466,9 +468,6 @@ SENTENCES: Mapping[LoopEvent, Mapping[State | None, str]] = {
     },
     LoopEvent.LEAVE: {
         None: _LEAVE % " or drop()",
-        State.AHEAD: _BEHIND,
-        State.BEGUN: _BEHIND,
-        State.MEANS: _BEHIND,
         State.FULL: _LEAVE % "",
         State.TURN: "worker {rank} leaves the `with` block within step {step}, before the turn of "
         "virtual worker {virtual_worker}; expected the end of the loop where step() has returned "

@@ -149,6 +149,7 @@ def test_settling_late_needs_values_that_are_whole() -> None:
     assert exact.on(LoopEvent.SETTLE) == (Act.WAIT,)
     with pytest.raises(UsageError, match="comes after a forward pass of the next step"):
         behind.on(LoopEvent.SETTLE)
+    assert behind.on(LoopEvent.LEAVE) == (Act.SETTLE,)
 
 
 def test_one_worker_alone_may_save_after_its_block() -> None:

@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,6 +47,7 @@ from tests.support.module_groups import (
     batches,
     build,
     example,
+    failures_of,
     loop,
     member,
     never,
@@ -227,6 +229,31 @@ def test_stale_workers_end_alike() -> None:
     first, second = together(2, build, SGD(lr=0.01), loop(), member=member(staleness=2))
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("how", "rounds"), [(SGD(lr=0.5), 0), (SGD(lr=0.5), 3), (OPTIMIZERS["torch sgd"], 3)]
+)
+def test_a_forward_pass_may_follow_the_last_step(how: How, rounds: int) -> None:
+    ends: dict[tuple[int, bool], Tensor] = {}
+
+    def run(rank: int, context: WorkerContext, *, follows: bool) -> None:
+        module, options = nn.Linear(3, 2), DistributeOptions(local_steps=rounds)
+        nn.init.ones_(module.weight)
+        own = how if isinstance(how, SGD) else how(module)
+        with join(module, own, options, context) as group:
+            for step in range(4):
+                module(torch.full((1, 3), 1.0 + rank + step)).sum().backward()
+                group.step()
+            if follows:
+                module(torch.ones(1, 3))
+        ends[rank, follows] = module.weight.detach().clone()
+
+    job = member(staleness=0 if rounds else 2)
+    for follows in (False, True):
+        assert not failures_of(2, partial(run, follows=follows), member=job)
+    for end in ends.values():  # the gradients do not depend on the values
+        torch.testing.assert_close(end, ends[0, False])
 
 
 def test_what_is_not_trained_begins_alike() -> None:
