@@ -44,6 +44,7 @@ class Membership:
         weight: of the changes of this worker's host in a sum over hosts: its workers in relation to
             the mean host's. Where workers apply the rule themselves (staleness > 0), it is for
             these changes.
+        one_machine: whether all hosts are the same machine, so that no link lies between them.
     """
 
     network: Network = ALONE
@@ -55,6 +56,7 @@ class Membership:
     virtual_workers: VirtualWorkers | None = None
     divides: bool = False
     quorum: tuple[int, float] = (0, 0.0)
+    one_machine: bool = False
     weight: float = 1.0
     options: ExchangeOptions = DEFAULT_OPTIONS
 
@@ -185,7 +187,11 @@ class Membership:
 
     @property
     def chunks(self) -> int:
-        """Least chunks that a shard's part is cut into."""
+        """Least chunks that a shard's part is cut into. They keep links busy; without links each
+        costs its messages for nothing.
+        """
+        if self.one_machine:
+            return 1
         return CHUNKS_A_SERVER if min(self.homes, default=0) < 0 else CHUNKS_A_SHARD
 
     @property

@@ -421,6 +421,7 @@ class Job(ABC):
                 homes=plan.homes,
                 loads=plan.loads,
                 virtual_workers=self.virtual_workers if self.plans_by_number else None,
+                one_machine=not has_remote_hosts(plan.hosts),
                 options=self.request.exchange,
             ),
             device=role.device,

@@ -102,9 +102,16 @@ def test_a_workers_budget_makes_it_send_less_and_loses_nothing() -> None:
     assert all(less < more / 2 for less, more in zip(sent[1e-6], sent[None], strict=True))
 
 
-@pytest.mark.parametrize(("homes", "chunks"), [((), 12), ((0, 1), 12), ((0, 1, -1), 24)])
-def test_shards_on_hosts_of_their_own_are_cut_finer(homes: tuple[int, ...], chunks: int) -> None:
-    member = Membership(network=Network(size=2), shards=len(homes) or 2, homes=homes)
+@pytest.mark.parametrize(
+    ("homes", "one_machine", "chunks"),
+    [((), False, 12), ((0, 1), False, 12), ((0, 1, -1), False, 24), ((0, 1, -1), True, 1)],
+)
+def test_links_decide_how_fine_a_shards_part_is_cut(
+    homes: tuple[int, ...], one_machine: bool, chunks: int
+) -> None:
+    member = Membership(
+        network=Network(size=2), shards=len(homes) or 2, homes=homes, one_machine=one_machine
+    )
     assert plain_store([], ExchangeSettings(), member).chunks == chunks
 
 

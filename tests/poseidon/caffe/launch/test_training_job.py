@@ -349,6 +349,10 @@ def test_each_worker_knows_the_workers_of_all_hosts(
     members = [one.member for one in documents]
     assert [member.network.rank for member in members] == [0, 1, 2]
     assert [member.placed.bounds for member in members] == [(0, 2, 3)] * 3
+    assert all(member.one_machine for member in members)
+    remote = job.with_hosts([job.site.hosts[0], Host(id=1, address="10.1.2.3", port=5000)])
+    remote._threads_of = {}
+    assert not any(remote.document(role, start).member.one_machine for role in remote.plan.workers)
 
 
 def test_hosts_that_cannot_exchange_are_refused(tmp_path: Path) -> None:
