@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 main = runpy.run_path(sys.argv[1])["main"]
-words = sys.argv[2:]
+fabric, strategy, *words = sys.argv[2:]
 saves, save = [], torch.save
 torch.save = lambda *a, **b: (saves.append(0), save(*a, **b))
 main([*words, "--epochs=2", "--folder=here"])
@@ -33,6 +33,8 @@ counts = [None, None]
 dist.all_gather_object(counts, len(saves))
 if dist.get_rank() == 0:
     print("epoch 0: checkpoints", counts)
+sys.argv = [fabric, strategy]
+runpy.run_path(fabric)
 """
 HUGGING_FACE = """
 import runpy, sys
@@ -136,17 +138,22 @@ def logged(folder: Path) -> dict[str, list[int]]:
 @pytest.mark.needs("lightning")
 def test_lightning(repository: Path, tmp_path: Path) -> None:
     """Accumulation, clipping, validation, logs of all workers, checkpoints and their resuming,
-    and precision.
+    and precision; Fabric.
     """
     ours, theirs = folders(tmp_path)
     (tmp_path / "script.py").write_text(LIGHTNING, encoding="utf-8")
-    example = repository / "examples" / "lightning" / "train.py"
-    by_gloo = run_by_gloo(
-        theirs,
-        *(tmp_path / "script.py", example, "--strategy=ddp", "--devices=2"),
-        imports=("lightning",),
+    script = (
+        tmp_path / "script.py",
+        repository / "examples" / "lightning" / "train.py",
+        repository / "benchmarks" / "published_scripts" / "fabric.py",
     )
-    lines, expected = losses(run_job(ours, tmp_path / "script.py", example)), losses(by_gloo)
+    flags = ("ddp", "--strategy=ddp", "--devices=2")
+    by_gloo = losses(run_by_gloo(theirs, *script, *flags, imports=("lightning",)))
+    of_job = losses(run_job(ours, *script, "poseidon"))
+    fabric, of_fabric = ([x for x in found if ":" not in x] for found in (of_job, by_gloo))
+    assert len(fabric) == 13
+    assert_equal_losses(fabric, of_fabric, 1e-5)
+    lines, expected = ([x for x in found if ":" in x] for found in (of_job, by_gloo))
     assert_equal_losses(lines[:4], expected[:4])
     # gradients of 16 bits are rounded, the product of their factors is not
     assert_equal_losses(lines[4:], expected[4:], 1e-3)

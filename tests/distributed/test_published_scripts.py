@@ -130,6 +130,7 @@ def test_a_job_prints_what_processes_of_gloo_print(tmp_path: Path) -> None:
     check_together(tmp_path, sorted(TOGETHER), ("", ""), "--ddp")
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("lightning")
 def test_lightning_prints_the_same_with_the_strategy_poseidon(tmp_path: Path) -> None:
     check_together(tmp_path, sorted(NAMES_STRATEGY), (":ddp", ":poseidon"))

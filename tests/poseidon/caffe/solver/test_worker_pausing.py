@@ -253,7 +253,7 @@ EXCHANGES = {
 }
 
 
-THOROUGH = ("allreduce", "int8", "local steps by allreduce", "svb")
+THOROUGH = ("allreduce", "int8", "local steps by allreduce", "svb", "powersgd")
 
 
 @pytest.mark.parametrize(
