@@ -64,11 +64,12 @@ def connections_of(process: psutil.Process, kind: str) -> list[Any]:
         return []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("exchange", "count"),
     [
         pytest.param("svb", 4, id="two shards, and two workers for each other's factors"),
-        pytest.param("allreduce", 2, id="two workers", marks=pytest.mark.thorough),
+        pytest.param("allreduce", 2, id="two workers"),
     ],
 )
 def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(
@@ -98,6 +99,10 @@ def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(
         )
         assert "Traceback" not in "".join(job.lines)
         assert none_left([child.pid for child in children.values()])
+    assert_files_without_keys(folder)
+
+
+def assert_files_without_keys(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.suffix in (".log", ".json", ".txt"):
             assert not re.search(rb"secret.{1,8}" + Z85, path.read_bytes()), f"{path} holds keys"
@@ -193,6 +198,7 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
     for shard in shards.values():
         assert shard["refused"] >= refusals[0]
         assert shard["dropped"] == 0
+    assert_files_without_keys(folder)
 
 
 def assert_private(place: Path) -> None:

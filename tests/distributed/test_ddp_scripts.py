@@ -298,7 +298,11 @@ for step in range(4):
     ("end", "sentence"),
     [
         ("raise ValueError('odd batch')", r"worker 0: train.py, line 9: ValueError: odd batch \("),
-        ("sys.exit(3)", "worker 0: train.py, line 9: the script ended itself with 3"),
+        pytest.param(
+            "sys.exit(3)",
+            "worker 0: train.py, line 9: the script ended itself with 3",
+            marks=pytest.mark.thorough,
+        ),
         ("sys.exit(0)", r"worker 1 calls broadcast\(.*line 10\), and worker 0 has left"),
     ],
 )
