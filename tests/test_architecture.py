@@ -226,11 +226,13 @@ class Facts:
         imports: its import statements.
         unsafe: see `unsafe`.
         too_new: see `too_new`.
+        arguments: see `arguments_of_python`.
     """
 
     imports: tuple[ast.Import | ast.ImportFrom, ...]
     unsafe: frozenset[str]
     too_new: frozenset[str]
+    arguments: frozenset[str]
 
 
 @cache
@@ -241,6 +243,7 @@ def facts(path: Path) -> Facts:
         imports=tuple(node for node in code if isinstance(node, ast.Import | ast.ImportFrom)),
         unsafe=frozenset(unsafe(code)),
         too_new=frozenset(too_new(code)),
+        arguments=frozenset(arguments_of_python(code)),
     )
 
 
@@ -391,6 +394,23 @@ def test_nothing_turns_data_into_code() -> None:
     for module, path in modules():
         found = facts(path).unsafe
         assert found == SAFE_HERE.get(module, set()), f"{module}: {found}"
+
+
+def arguments_of_python(code: Iterable[ast.AST]) -> Iterator[str]:
+    """`-m` and `-c` among the words of a list or a call; `sh -c` is another one."""
+    for node in code:
+        if isinstance(node, ast.List | ast.Tuple | ast.Call):
+            parts = [*getattr(node, "elts", ()), *getattr(node, "args", ())]
+            words = {part.value for part in parts if isinstance(part, ast.Constant)}
+            yield from words & ({"-m"} if "sh" in words else {"-m", "-c"})
+
+
+def test_one_module_makes_the_arguments_of_python() -> None:
+    makes = "poseidon.cluster.python_command"
+    found = {module: facts(path).arguments for module, path in modules()}
+    assert {module for module, words in found.items() if "-c" in words} == {makes}
+    public = {"poseidon", "ps_server"}  # they name the command to type
+    assert {module for module, words in found.items() if "-m" in words} <= public
 
 
 NEED_A_NAMED_USER = re.compile(

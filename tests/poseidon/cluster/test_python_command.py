@@ -135,19 +135,6 @@ def test_folders_of_modules(
     assert checkout() == ("/checkout" if packages == "/checkout" else "")
 
 
-def test_no_other_module_makes_the_arguments_of_python() -> None:
-    for package in ("poseidon", "ps_server"):
-        for path in (Path(poseidon.__file__).parents[1] / package).rglob("*.py"):
-            for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(call, ast.List | ast.Tuple | ast.Call):
-                    words = [*getattr(call, "elts", ()), *getattr(call, "args", ())]
-                    values = [word.value for word in words if isinstance(word, ast.Constant)]
-                    assert "-m" not in values or path.name == "__init__.py", f"{path}:{call.lineno}"
-                    assert "-c" not in values or "sh" in values or path.stem == "python_command", (
-                        path
-                    )
-
-
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[0] and os.environ.get('MARK'), os.getcwd(), sys.argv[1:]]))"
 
 
