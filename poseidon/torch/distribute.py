@@ -178,8 +178,6 @@ def _check_shards(
         reason = f"the rows of table '{tensors.tables[0].spec.name}' are on the shards already"
     elif options.example is not None or options.batch_size:
         reason = "factors (example= and batch_size=) are of whole weights"
-    elif exchange.local_steps and exchange.staleness:
-        reason = "staleness with local steps needs whole parameters"
     if reason:
         raise UsageError(
             f"the module was divided by fully_shard(), and {reason}; expected distribute() without "

@@ -55,7 +55,9 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
     )
     if is_synchronous(options, tensors, settings):
         return build(tensors, settings, of_rounds, arguments.shards)
-    delayed = network.size if options.staleness and not member.alone else 0
+    # whose changes count the same: the workers, or the hosts where these divide the tensors
+    senders = member.host_count if arguments.shards else network.size
+    delayed = senders if options.staleness and not member.alone else 0
     rule = outer_rule(options, delayed=delayed > 0)
     anchors = anchors_of(tensors, rule)
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)

@@ -160,9 +160,10 @@ class RoundsCarrier(GradientCarrier):
         settings: common to all tensors. The limit on the gradients' norm is for this worker's own
             gradients.
         options: steps of a round, fragments, delay and mix, and the outer rate.
-        delayed: number of all workers, where rank 0 adds the outer momentum
-            (`delayed_momentum.py`); 0: the outer rule has it.
-        reads_outer: whether this worker reads the outer histories for snapshots.
+        delayed: number of workers that exchange these tensors, where the first of them adds the
+            outer momentum (`delayed_momentum.py`); 0: the outer rule has it.
+        reads_outer: whether this worker is the first of them: it reads the outer histories for
+            snapshots.
         quorum: the rounds, where a quorum of the workers ends them; None: all do.
 
     Attributes:
@@ -218,7 +219,7 @@ class RoundsCarrier(GradientCarrier):
         self.reached = 0
         self._momentum: DelayedMomentum | None = None
         self._momentum_factor = delayed / options.outer_lr
-        if delayed and outer.control.root:
+        if delayed and reads_outer:
             statistics = [trained.statistics for trained in tensors]
             self._momentum = DelayedMomentum(self._anchors, statistics, options)
         # A worker has read fragment k - m, and so has rank 0's push of it, before it ends exchange

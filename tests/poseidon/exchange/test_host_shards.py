@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -95,3 +96,41 @@ def test_each_plane_has_its_means_and_all_workers_stop_together(
         for rank, (found, _) in enumerate(ends):
             for value, mean in zip(found[step], means[rank % LOCAL], strict=True):
                 torch.testing.assert_close(value, mean * factor)
+
+
+def test_each_plane_has_the_outer_momentum_of_late_rounds() -> None:
+    """Workers of a machine have equal shards with equal gradients here, so they stay equal."""
+    options = ExchangeOptions(
+        kind=ExchangeKind.SERVER, staleness=1, local_steps=2, outer_momentum=0.9
+    )
+
+    def own(device: str) -> list[Trained]:
+        return [Trained(name="w", tensor=torch.zeros(3, device=device), rule=Rule())]
+
+    def worker(rank: int, connect: Connect) -> list[Tensor]:
+        member = member_on(rank, [LOCAL] * 2, folder, shards=2, options=options)
+        tensors, planes = own("cpu"), [own("meta") for _ in range(LOCAL)]
+        built = build_exchange(tensors, ExchangeSettings(), member, connect, shards=planes)
+        exchange, found = built.exchange, []
+        exchange.open(None)
+        for step in range(8):
+            exchange.start(step, 0.1)
+            exchange.wait(0)
+            exchange.begin(0, torch.full((3,), 1.0 + rank // LOCAL))
+            exchange.finish()
+            if step % 2:
+                exchange.settle()
+                exchange.wait(0)
+                found.append(tensors[0].tensor.clone())
+        exchange.close()
+        return found
+
+    with (
+        TemporaryDirectory(prefix="p") as folder,
+        job_addresses(ExchangeKind.SERVER, 2 * LOCAL, 2) as connect,
+    ):
+        first, *others = on_threads(2 * LOCAL, lambda rank: worker(rank, connect.of(rank)))
+    for other in others:
+        assert all(map(torch.equal, first, other))
+    moved = [float((b - a).abs().max()) for a, b in pairwise(first)]
+    assert moved == sorted(moved) and moved[-1] > 1.5 * moved[0]
