@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from poseidon.exchange.device import used_memory
+
 SYSFS = Path("/sys")
 
 
@@ -23,8 +25,8 @@ def gpu_reading(device: torch.device) -> dict[str, float]:
         return {}
     found: dict[str, float] = {}
     with suppress(RuntimeError):
-        free, total = torch.cuda.mem_get_info(device)
-        found |= {"memory_bytes": total - free, "total_bytes": total}
+        used, total = used_memory(device)
+        found |= {"memory_bytes": used, "total_bytes": total}
     # no nvidia-ml-py, or a driver, or a MIG instance, that does not say it
     with suppress(Exception):
         found["busy"] = torch.cuda.utilization(device) / 100

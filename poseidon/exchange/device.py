@@ -269,15 +269,20 @@ def compute_on(device: torch.device, options: ComputeOptions = DEFAULT_COMPUTE) 
         torch.backends.cudnn.deterministic = options.deterministic
 
 
-def memory_in_use(device: torch.device) -> str:
-    """Return how much memory is in use: of a GPU, by all processes; of the host, by this one."""
+def used_memory(device: torch.device) -> tuple[int, int]:
+    """Return the bytes in use, of a GPU by all processes, of the host by this one, and all bytes."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        used, where = total - free, "of the GPU"
-    else:
-        resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-        used, total = (int(resident) * os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES"))
-        total, where = total * os.sysconf("SC_PAGE_SIZE"), "of this machine, by this process,"
+        return total - free, total
+    resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(resident) * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def memory_in_use(device: torch.device) -> str:
+    """Return how much memory is in use, as text."""
+    used, total = used_memory(device)
+    where = "of the GPU" if device.type == "cuda" else "of this machine, by this process,"
     return f"{used / GIB:.1f} of {total / GIB:.1f} GiB {where}"
 
 
