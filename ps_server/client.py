@@ -235,6 +235,11 @@ class Client:
         if self._holds_back:
             self._pump.wake()
 
+    def clock_of(self, table: int) -> int:
+        """Return the clock of the next push to a table, once all earlier ones are begun."""
+        with self._monitor:
+            return self._session.clock_of(table)
+
     def push_encoded(self, table: int, array: Payload, *, rate: float) -> None:
         """Send a gradient that the caller has rounded or encoded; see `push`.
 

@@ -57,7 +57,7 @@ SYSTEMS = (
     ),
     *(
         System(f"ps, --compress={codec}", ExchangeOptions(kind=ExchangeKind.SERVER, compress=codec))
-        for codec in ("int8", "powersgd:4")
+        for codec in ("int8", "topk:0.01", "powersgd:4")
     ),
 )
 """What a job of one worker may be, beside plain torch."""

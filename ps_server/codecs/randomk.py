@@ -42,23 +42,31 @@ def drawn(shape: tuple[int, ...], sent: int, key: Key) -> NDArray[np.int64]:
         key: of the first segment.
     """
     segments, length = shape
-    edges = np.arange(sent + 1, dtype=np.uint64) * np.uint64(length) // np.uint64(sent)
+    at = edges(length, sent)
     first = (np.arange(segments) + key.segment) * SEGMENT_ELEMENTS
     counters = (first[:, None] + np.arange(sent)).astype(np.uint64)
-    return (edges[:-1] + _hashed(counters, key) % (edges[1:] - edges[:-1])).astype(np.int64)
+    hashed = _mixed(counters + np.uint64(state_of(key.table, key.clock)))
+    return (at[:-1] + hashed % (at[1:] - at[:-1])).astype(np.int64)
 
 
-def _hashed(counters: NDArray[np.uint64], key: Key) -> NDArray[np.uint64]:
-    """Return 64 bits for each counter, which follow from it, table and clock
-    (splitmix64: Steele et al., OOPSLA 2014).
-    """
-    state = _mixed(np.full(1, key.table, np.uint64))
-    state = _mixed(state + np.uint64(key.clock))
-    return _mixed(state + counters)
+def edges(length: int, sent: int) -> NDArray[np.uint64]:
+    """Return where the equal parts of a segment begin, and its end."""
+    return np.arange(sent + 1, dtype=np.uint64) * np.uint64(length) // np.uint64(sent)
+
+
+def state_of(table: int, clock: int) -> int:
+    """Return 64 bits to which each counter is added before it is mixed."""
+    state = _mixed(np.full(1, table, np.uint64))
+    return int(_mixed(state + np.uint64(clock))[0])
+
+
+STEP = 0x9E3779B97F4A7C15
+MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Shifts and factors of splitmix64 (Steele et al., OOPSLA 2014)."""
 
 
 def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z + np.uint64(STEP)
+    for shift, factor in MIXES:
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
     return z ^ (z >> np.uint64(31))

@@ -266,7 +266,7 @@ class Session:
         feedback = self._feedback[table][self._encoded[table] % len(self._nodes[table])]
         self._encoded[table] += 1
         if isinstance(feedback, Compressor):
-            return feedback.encode(exact, self._clock_of(table))
+            return feedback.encode(exact, self.clock_of(table))
         return feedback.round(exact)
 
     def _encoded_bounds(self, table: int) -> Sequence[int] | None:
@@ -286,13 +286,13 @@ class Session:
             raise LocalProtocolError(f"table '{spec.name}' is a copy: no worker pushes to it")
         outgoing = []
         for copy in self.values.copies[table]:
-            if copy.pushed != self._clock_of(table) or (
+            if copy.pushed != self.clock_of(table) or (
                 self._table_clocks and copy.clock < copy.pushed
             ):
                 raise LocalProtocolError(
-                    f"table '{spec.name}' was already pushed in iteration {self._clock_of(table)}"
+                    f"table '{spec.name}' was already pushed in iteration {self.clock_of(table)}"
                 )
-        clock, nodes = self._clock_of(table), len(self._nodes[table])
+        clock, nodes = self.clock_of(table), len(self._nodes[table])
         for copy, part in zip(self.values.copies[table], parts, strict=True):
             chunk = copy.chunk
             copy.nodes = (copy.nodes + 1) % nodes
@@ -551,10 +551,11 @@ class Session:
         spec = self.store.tables[table]
         if spec.keeping is Keeping.COPY:
             return 0
-        clock = self._clock_of(table)
+        clock = self.clock_of(table)
         return max(needed_clock(clock, spec.staleness if staleness is None else staleness), 0)
 
-    def _clock_of(self, table: int) -> int:
+    def clock_of(self, table: int) -> int:
+        """Return the clock of the next push to a table."""
         return self.values.copies[table][0].pushed if self._table_clocks else self.clock
 
     def missing(self, table: int, staleness: int | None = None, *, first: int = 0) -> Chunk | None:

@@ -640,9 +640,9 @@ def _returned(function: Any, written: Sequence[Tensor]) -> Any:
 
 def _in_range(name: str, arguments: Any) -> Any:
     """Return arguments with indices that are legal before they are there."""
-    if name != "index":
+    if name not in ("index", "gather"):
         return arguments
-    return arguments[0], tree_map_only(Tensor, torch.zeros_like, arguments[1])
+    return arguments[0], *tree_map_only(Tensor, torch.zeros_like, arguments[1:])
 
 
 def _has_masks(arguments: Any) -> bool:

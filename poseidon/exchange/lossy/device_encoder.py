@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ps_server import Precision, StoreSpec, TableSpec
+from ps_server.codecs.base import SEGMENT_ELEMENTS
 from ps_server.codecs.blocks import BlockCodec
+from ps_server.codecs.randomk import MIXES, STEP, RandomK, edges, state_of
+from ps_server.codecs.topk import TopK
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import TORCH_TYPES, bounds, of_pushes, round_into
 
@@ -38,20 +42,36 @@ class DeviceEncoder:
     """
 
     def __init__(
-        self, chunks: Sequence[Chunk], how: BlockCodec | Precision, device: torch.device
+        self,
+        chunks: Sequence[Chunk],
+        how: BlockCodec | TopK | RandomK | Precision,
+        device: torch.device,
     ) -> None:
         size = sum(chunk.size for chunk in chunks)
         self.held_back = torch.zeros(size, dtype=torch.float32, device=device)
-        self.codec = how if isinstance(how, BlockCodec) else None
+        self.codec = None if isinstance(how, Precision) else how
         self._chunks = chunks
-        if isinstance(how, BlockCodec):
-            self._sent = torch.zeros(bounds(chunks, how)[-1], dtype=torch.uint8, device=device)
-        else:
+        self._choosers: list[_Chooser] = []
+        if isinstance(how, Precision):
             self._sent = torch.empty(size, dtype=TORCH_TYPES[how], device=device)
+            return
+        self._sent = torch.zeros(bounds(chunks, how)[-1], dtype=torch.uint8, device=device)
+        if isinstance(how, TopK | RandomK):
+            first = chunks[0].start // SEGMENT_ELEMENTS
+            for rows, length, sent in how.parts(size):
+                self._choosers.append(
+                    _Drawn(chunks[0].table, rows, length, sent, first, device)
+                    if isinstance(how, RandomK)
+                    else _Largest(length, sent, device)
+                )
+                first += rows
 
-    def encode(self, gradient: Tensor) -> Tensor:
+    def encode(self, gradient: Tensor, clock: int) -> Tensor:
         """Return what to send in place of a flat gradient, chunk after chunk, in memory that is used
         for the next. All work runs on the current stream.
+
+        Args:
+            clock: of the push.
         """
         left = self.held_back
         left.add_(gradient * _is_normal(gradient))
@@ -59,24 +79,114 @@ class DeviceEncoder:
         if self.codec is None:
             round_into(self._sent, left)
             left.sub_(self._sent)
+        elif isinstance(self.codec, BlockCodec):
+            self._lay_out(*self.codec.compress_whole(left))
         else:
-            self._lay_out(self.codec, *self.codec.compress_whole(left))
+            self._lay_out(*self._choose(left, clock))
         left.mul_(_is_normal(left))
         return self._sent
 
-    def _lay_out(self, codec: BlockCodec, scales: Tensor, codes: Tensor) -> None:
-        """Write scales and codes of all blocks as the bytes of each chunk. Neighbours of one size
-        are written together.
+    def _choose(self, left: Tensor, clock: int) -> tuple[Tensor, Tensor]:
+        """Return positions and values of the elements to send, which `left` then has no more."""
+        whole = left.numel() // SEGMENT_ELEMENTS * SEGMENT_ELEMENTS
+        parts = (left[:whole].view(-1, SEGMENT_ELEMENTS), left[whole:].view(1, -1))
+        chosen, values = [], []
+        for rows, choose in zip(
+            (rows for rows in parts if rows.numel()), self._choosers, strict=True
+        ):
+            at = choose(rows, clock)
+            value = rows.gather(1, at)
+            rows.scatter_(1, at, value - value)  # NaN of what is not finite, as on the host
+            chosen.append(at.to(torch.int16).view(-1))
+            values.append(value.view(-1))
+        return torch.cat(chosen), torch.cat(values)
+
+    def _lay_out(self, heads: Tensor, bodies: Tensor) -> None:
+        """Write the two parts of what a codec sends as the bytes of each chunk. Neighbours of one
+        size are written together.
         """
-        of_scales, at, first, place = scales.view(torch.uint8), 0, 0, 0
+        assert self.codec is not None
+        codec, sent, bodies = self.codec, self._sent, bodies.view(torch.uint8)
+        heads, at, first, place = heads.view(torch.uint8), 0, 0, 0
         for size, run in groupby(chunk.size for chunk in self._chunks):
-            count = len(list(run))
-            head, body = 4 * -(-size // codec.shared), -(-size * codec.bits // 8)
-            whole = codec.size(size)
-            rows = self._sent[place : place + count * whole].view(count, whole)
-            rows[:, :head].copy_(of_scales[at : at + count * head].view(count, head))
-            rows[:, head : head + body].copy_(codes[first : first + count * body].view(count, body))
+            count, whole = len(list(run)), codec.size(size)
+            if isinstance(codec, BlockCodec):
+                head, body = 4 * -(-size // codec.shared), -(-size * codec.bits // 8)
+            else:
+                body = 4 * codec.count(size)
+                head = body // 2 if isinstance(codec, TopK) else 0
+            rows = sent[place : place + count * whole].view(count, whole)
+            start = head if isinstance(codec, BlockCodec) else whole - body
+            rows[:, :head].copy_(heads[at : at + count * head].view(count, head))
+            rows[:, start : start + body].copy_(
+                bodies[first : first + count * body].view(count, body)
+            )
             at, first, place = at + count * head, first + count * body, place + count * whole
+
+
+class _Largest:
+    """Chooses as `TopK` does.
+
+    Args:
+        length: of the segments.
+        sent: positions of each.
+    """
+
+    def __init__(self, length: int, sent: int, device: torch.device) -> None:
+        self._sent = sent
+        self._positions = torch.arange(length).to(device)
+
+    def __call__(self, rows: Tensor, clock: int) -> Tensor:
+        """Return positions in each row, in increasing order."""
+        magnitudes = rows.view(torch.int32).bitwise_and(0x7FFFFFFF).to(torch.int64)
+        order = magnitudes * SEGMENT_ELEMENTS - self._positions  # no two are equal
+        return order.topk(self._sent, dim=1, sorted=False).indices.sort(dim=1).values
+
+
+class _Drawn:
+    """Draws as `RandomK` does, with 64 bits in signed numbers.
+
+    Args:
+        table: the number of the table.
+        rows: how many segments.
+        length: of them.
+        sent: positions of each.
+        first: the number of the first segment.
+    """
+
+    def __init__(
+        self, table: int, rows: int, length: int, sent: int, first: int, device: torch.device
+    ) -> None:
+        self._table = table
+        at = edges(length, sent).astype(np.int64)
+        counters = (first + np.arange(rows))[:, None] * SEGMENT_ELEMENTS + np.arange(sent)
+        self._starts = torch.from_numpy(at[:-1].copy()).to(device)
+        self._widths = torch.from_numpy(np.diff(at)).to(device)
+        self._counters = torch.from_numpy(counters).to(device)
+        self._carries = torch.from_numpy(2**32 % np.diff(at)).to(device)
+
+    def __call__(self, rows: Tensor, clock: int) -> Tensor:
+        """Return positions in each row, in increasing order."""
+        mixed = self._counters + _signed(state_of(self._table, clock) + STEP)
+        for shift, factor in MIXES:
+            mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
+        mixed = mixed ^ _shifted(mixed, 31)
+        high, low = _shifted(mixed, 32) % self._widths, (mixed & 0xFFFFFFFF) % self._widths
+        return self._starts + (high * self._carries + low) % self._widths
+
+
+_Chooser = _Largest | _Drawn
+
+
+def _signed(bits: int) -> int:
+    """Return the signed number with these 64 bits."""
+    return (bits + 2**63) % 2**64 - 2**63
+
+
+def _shifted(numbers: Tensor, by: int) -> Tensor:
+    """Shift 64 bits to the right, with zeros from the left."""
+    found: Tensor = (numbers >> by) & (2 ** (64 - by) - 1)
+    return found
 
 
 def device_encoders(
@@ -84,12 +194,12 @@ def device_encoders(
 ) -> list[DeviceEncoder]:
     """Return what encodes the pushes to a table of gradients, one for each virtual worker of a host;
     none where they are sent as they are, or the host encodes them: changes (staleness > 0), and
-    codecs of some elements.
+    codecs of users.
     """
     if table.staleness or table.held_as is not Precision.FLOAT32 or not store.is_lossy(table):
         return []
     how = table.gradient_codec or of_pushes(store, table)
-    if how is Precision.FLOAT32 or not isinstance(how, BlockCodec | Precision):
+    if how is Precision.FLOAT32 or not isinstance(how, BlockCodec | TopK | RandomK | Precision):
         return []
     return [DeviceEncoder(chunks, how, device) for _ in store.nodes(table, host)]
 

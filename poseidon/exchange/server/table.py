@@ -119,11 +119,14 @@ class ServerTable:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
 
-    def to_host(self, gradient: Tensor, number: int) -> tuple[Tensor, Event]:
+    def to_host(self, gradient: Tensor, number: int, clock: int = 0) -> tuple[Tensor, Event]:
         """Hand over the tensor. Return push `number` of an iteration in host memory, and the event
         after which it is there and `value` may be written to. An encoder encodes it before.
 
         The caller keeps the gradient until then.
+
+        Args:
+            clock: of the push, where there is an encoder.
         """
         self._left = ready = self._device.event()
         if gradient.device.type == "cpu":
@@ -132,7 +135,7 @@ class ServerTable:
         if self.encoders:
             with self._device.on(self._streams.out):
                 self._device.wait(ready)
-                out = self.encoders[number].encode(gradient)
+                out = self.encoders[number].encode(gradient, clock)
         while len(self._gradients) <= number:
             memory = self._device.host_memory(out.numel(), dtype=out.dtype)
             self._gradients.append(memory)

@@ -178,7 +178,8 @@ class ServerTables(CarrierState):
         source = gradient.detach().reshape(-1)
         if not self._device.is_host:  # the memory for this push may still be in the last one
             self._pushes.drain(self._last_push[index])
-        flat, copied = table.to_host(source, number)
+        clock = self._client.clock_of(self._first + index) if table.encoders else 0
+        flat, copied = table.to_host(source, number, clock)
         if self._pushes.is_threaded:
             send = partial(self._send, index, source, flat, copied, self._step)
             self._last_push[index] = self._pushes.call(send)

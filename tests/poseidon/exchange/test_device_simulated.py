@@ -117,6 +117,8 @@ class TestContract:
 LOSSY: dict[str, dict[str, Any]] = {
     "int8": {"compress": "*=int8"},
     "sign/int8": {"compress": "*=sign/int8"},
+    "topk": {"compress": "*=topk:0.3"},
+    "randomk": {"compress": "*=randomk:0.3"},
     "float16": {"precision": Precision.FLOAT16},
     "bfloat16": {"precision": Precision.BFLOAT16},
     "powersgd": {"compress": "*.weight=powersgd:1,*=int8"},
@@ -183,8 +185,10 @@ def push_zeros_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards may answer zeros before the last value has left the memory for the next one."""
     to_host = ServerTable.to_host
 
-    def at_once(self: ServerTable, gradient: Tensor, number: int) -> tuple[Tensor, Event]:
-        flat, copied = to_host(self, gradient, number)
+    def at_once(
+        self: ServerTable, gradient: Tensor, number: int, clock: int
+    ) -> tuple[Tensor, Event]:
+        flat, copied = to_host(self, gradient, number, clock)
         return flat, DONE if gradient.device.type == "cpu" else copied
 
     monkeypatch.setattr(ServerTable, "to_host", at_once)
@@ -374,7 +378,7 @@ def test_one_worker_alone_never_waits_for_its_device(clip: float | None) -> None
         assert steps_of(make, device, replace(ADAM, clip=clip)) == [{}] * ADAM.iterations
 
 
-@pytest.mark.parametrize("how", ["float32", "int8", "bfloat16", "powersgd"])
+@pytest.mark.parametrize("how", ["float32", "int8", "topk", "randomk", "bfloat16", "powersgd"])
 def test_a_training_loop_through_a_shard_never_waits_for_its_device(how: str) -> None:
     """A background thread waits for copies. The first values may still be on their way."""
     shard = machines(ExchangeKind.SERVER, (1,), shards=1, **LOSSY.get(how, {}))
@@ -386,7 +390,7 @@ def test_a_training_loop_through_a_shard_never_waits_for_its_device(how: str) ->
 @pytest.mark.parametrize(
     "hosts", [(2, 2), pytest.param((1, 1), marks=pytest.mark.thorough)], ids=["two", "one"]
 )
-@pytest.mark.parametrize("how", a_few(LOSSY, "int8", "powersgd"))
+@pytest.mark.parametrize("how", a_few(LOSSY, "int8", "topk", "randomk", "powersgd"))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_the_device_encodes_has_the_bits_of_the_host(
     how: str, hosts: tuple[int, ...], seed: int, monkeypatch: pytest.MonkeyPatch
@@ -407,7 +411,7 @@ def test_what_the_device_encodes_has_the_bits_of_the_host(
 
 def test_encoded_pushes_are_smaller_copies_and_wait_for_nothing() -> None:
     found = {}
-    for how in ("none", "int8", "float16"):
+    for how in ("none", "int8", "topk", "randomk", "float16"):
         options = LOSSY.get(how, {})
         with (
             simulated_devices(1, LATEST) as (device,),
@@ -430,6 +434,8 @@ def test_encoded_pushes_are_smaller_copies_and_wait_for_nothing() -> None:
     assert found == {
         "none": (1, 4 * size),
         "int8": (1, size + 4 * size // 256),
+        "topk": (1, 2 * 6 * round(0.3 * size / 2)),
+        "randomk": (1, 2 * 4 * round(0.3 * size / 2)),
         "float16": (1, 2 * size),
     }
 

@@ -12,15 +12,18 @@ from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoder
 from ps_server import CodecPair, Precision, StoreSpec, TableSpec
 from ps_server.codecs.base import SEGMENT_ELEMENTS
 from ps_server.codecs.blocks import BlockCodec
+from ps_server.codecs.randomk import RandomK
 from ps_server.codecs.registry import codec_of
+from ps_server.codecs.topk import TopK
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, Feedback, as_array
 from tests.support.simulated_device import simulated_devices
 
-HOW: dict[str, BlockCodec | Precision] = {
+How = BlockCodec | TopK | RandomK | Precision
+HOW: dict[str, How] = {
     name: codec
-    for name in ("int8", "int4", "sign")
-    if isinstance(codec := codec_of(name), BlockCodec)
+    for name in ("int8", "int4", "sign", "topk:0.01", "topk:0.5", "randomk:0.01", "randomk:0.5")
+    if isinstance(codec := codec_of(name), BlockCodec | TopK | RandomK)
 } | {precision.value: precision for precision in (Precision.FLOAT16, Precision.BFLOAT16)}
 SIZES = [1, 3, 63, 65, 255, 256, 257, 1_000, SEGMENT_ELEMENTS, 5 * SEGMENT_ELEMENTS + 777]
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, -1e-42, 1.2e-38, -1.2e-38, 3e38, 65_504, 1e5]
@@ -60,8 +63,11 @@ def chunks_of(size: int, cuts: int) -> list[Chunk]:
     ]
 
 
-def bits(sent: np.ndarray, how: BlockCodec | Precision) -> bytes:
+def bits(sent: np.ndarray, how: How) -> bytes:
     """Every NaN with one payload: which it has depends on the instructions."""
+    if isinstance(how, TopK | RandomK):
+        numbers = sent.view(np.uint32)
+        return np.where(numbers & 0x7FFFFFFF > 0x7F800000, 0x7FC00000, numbers).tobytes()
     if isinstance(how, BlockCodec):
         return sent.tobytes()
     own = torch.from_numpy(sent.view(np.int16)).view(
@@ -78,7 +84,7 @@ def test_it_has_the_bits_of_the_host(name: str, size: int, cuts: int, special: b
     how, chunks = HOW[name], chunks_of(size, cuts)
     here = DeviceEncoder(chunks, how, torch.device("cpu"))
     there = (
-        Compressor(chunks, how) if isinstance(how, BlockCodec) else Feedback(size, how, reuse=False)
+        Feedback(size, how, reuse=False) if isinstance(how, Precision) else Compressor(chunks, how)
     )
     for clock, gradient in enumerate(gradients(size, special)):
         if isinstance(there, Compressor):
@@ -86,7 +92,7 @@ def test_it_has_the_bits_of_the_host(name: str, size: int, cuts: int, special: b
             left = torch.from_numpy(there.held_back)
         else:
             expected, left = there.round(gradient), there.left
-        sent = as_array(here.encode(torch.from_numpy(gradient)))
+        sent = as_array(here.encode(torch.from_numpy(gradient), clock))
         assert bits(sent, how) == bits(expected, how)
         found = here.held_back
         assert torch.equal(found.isnan(), left.isnan())
@@ -99,16 +105,18 @@ def test_it_waits_for_no_device(name: str) -> None:
     size = SEGMENT_ELEMENTS + 300
     chunks, how = chunks_of(size, 1), HOW[name]
     (gradient,) = gradients(size, False)[:1]
-    expected = DeviceEncoder(chunks, how, torch.device("cpu")).encode(torch.from_numpy(gradient))
+    expected = DeviceEncoder(chunks, how, torch.device("cpu")).encode(torch.from_numpy(gradient), 7)
     with simulated_devices(1, 3) as (device,):
         encoder = DeviceEncoder(chunks, how, device.torch)
-        sent = encoder.encode(device.put(torch.from_numpy(gradient)))
+        device.waits.clear()
+        device.copies.clear()
+        sent = encoder.encode(device.put(torch.from_numpy(gradient)), 7)
         assert not device.waits
         assert not device.copies
         assert torch.equal(sent.cpu(), expected)
 
 
-def test_the_host_encodes_changes_and_what_is_chosen_by_size() -> None:
+def test_the_host_encodes_changes() -> None:
     def found(
         codec: str, staleness: int = 0, precision: Precision = Precision.FLOAT32
     ) -> list[DeviceEncoder]:
@@ -121,5 +129,6 @@ def test_the_host_encodes_changes_and_what_is_chosen_by_size() -> None:
     assert found("int8/none")[0].codec == codec_of("int8")
     assert len(found("", precision=Precision.FLOAT16)) == 1
     changes = found("", staleness=1, precision=Precision.FLOAT16)
-    for other in (found("none/int8"), found("topk:0.1"), changes):
+    assert found("topk:0.1/none")[0].codec == codec_of("topk:0.1")
+    for other in (found("none/int8"), changes):
         assert other == []
