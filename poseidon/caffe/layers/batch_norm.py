@@ -100,11 +100,10 @@ class BatchNorm(Layer):
 
     @torch.no_grad()
     def estimates(self) -> tuple[Tensor, Tensor]:
-        """Return the accumulated mean and variance, initially zeros."""
+        """Return the accumulated mean and variance, initially zeros, without a wait for a GPU."""
         if self._frozen is not None:
             return self._frozen
-        factor = float(self.factor)
-        scale = 1 / factor if factor else 0.0
+        scale = torch.where(self.factor == 0, 0.0, 1 / self.factor)
         return self.mean * scale, self.variance * scale
 
     @torch.no_grad()

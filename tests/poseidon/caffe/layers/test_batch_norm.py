@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from poseidon.caffe.layers.batch_norm import BatchNorm
@@ -13,6 +14,7 @@ from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.errors import DefinitionError
 from tests.support.nets import build, inputs, layer, noise
+from tests.support.simulated_device import simulated_devices
 
 
 def norm(shape: tuple[int, ...], fields: str = "", **how: int) -> Net:
@@ -56,6 +58,25 @@ def test_the_test_phase_reads_the_estimates_and_moves_nothing() -> None:
 def test_estimates_of_nothing_are_zeros() -> None:
     x = noise(4, 3, 2)
     torch.testing.assert_close(norm((4, 3, 2), "eps: 0.25", phase=TEST)({"x": x})["y"], x * 2)
+
+
+def test_estimates_wait_for_no_device() -> None:
+    one = norm((2, 3), "use_global_stats: true").layer_modules[-1][1]
+    assert isinstance(one, BatchNorm)
+    factors = torch.linspace(0, 999.9, 5000).tolist()
+    with simulated_devices(1, 5) as (device,), torch.no_grad():
+        for name, value in (("mean", [1.0, -2.0, 1e-30]), ("variance", [3.0, 0.1, 7.7])):
+            setattr(one, name, nn.Parameter(torch.tensor(value).to(device.torch)))
+        for factor in factors[::500]:
+            one.factor = nn.Parameter(torch.tensor([factor]).to(device.torch))
+            device.waits.clear()
+            mean, variance = one.estimates()
+            assert not device.waits
+            scale = 1 / factor if factor else 0.0  # in float64
+            assert mean.cpu().tolist() == (torch.tensor([1.0, -2.0, 1e-30]) * scale).tolist()
+            assert variance.cpu().tolist() == (torch.tensor([3.0, 0.1, 7.7]) * scale).tolist()
+    every = torch.tensor(factors[1:])
+    assert (1 / every).tolist() == torch.tensor([1 / factor for factor in factors[1:]]).tolist()
 
 
 def test_use_global_stats_overrides_the_phase() -> None:
