@@ -119,7 +119,7 @@ def output_to_log(path: Path, prints: Prints) -> Iterator[None]:
     Args:
         prints: where standard output goes too; standard error goes to the launcher.
     """
-    before = sys.stdout, sys.stderr
+    before = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
     with ExitStack() as stack:
         log = ScriptLog(path)
         stack.callback(log.close)
@@ -128,15 +128,16 @@ def output_to_log(path: Path, prints: Prints) -> Iterator[None]:
         out, err = ScriptStream(log, None if prints is Prints.LOG else 1), ScriptStream(log, 2)
         sys.stdout = io.TextIOWrapper(out, "utf-8", "surrogateescape", line_buffering=True)
         sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", line_buffering=True)
+        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
         try:
             yield
         finally:
-            for stream in (sys.stdout, sys.stderr):
+            for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
                 with suppress(OSError, ValueError):  # a script may have closed it
                     stream.flush()
             out.finish()
             err.finish()
-            sys.stdout, sys.stderr = before
+            sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = before  # type: ignore[misc]
 
 
 FIRST_PORT, LAST_PORT = 15_000, 32_767

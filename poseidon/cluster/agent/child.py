@@ -53,14 +53,15 @@ _IGNORE_SIGNALS = ("sh", "-c", f'trap "" {_IGNORED_NAMES}; exec "$@"', "sh")
 
 
 def base_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment in which children find the modules that this process finds.
+    """Return an environment in which children find the modules that this process finds. They end
+    when they are done: they have no terminal on which Python could ask what to do next.
 
     Args:
         inherited: what it adds to; None: what this process's own children inherit.
     """
     inherited = inherited_environment() if inherited is None else inherited
     return {
-        **inherited,
+        **{name: value for name, value in inherited.items() if name != "PYTHONINSPECT"},
         "PYTHONPATH": module_folders(inherited.get("PYTHONPATH", "")),
         "PYTHONUNBUFFERED": "1",
     }

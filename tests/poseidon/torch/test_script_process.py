@@ -26,7 +26,7 @@ from poseidon.torch.script_process import output_to_log
 def write(log, prints):
     with output_to_log(log, prints):
         print("a", 1, end="")
-        print("b")
+        print("b", file=sys.__stdout__)
         for part in (0, 50, 100):
             sys.stderr.write(f"\\r{part:3}%|")
             sys.stderr.flush()

@@ -324,7 +324,8 @@ def test_a_child_finds_what_its_settings_say(tmp_path: Path) -> None:
 
 
 def test_children_find_the_modules_that_this_process_finds() -> None:
-    environment = base_environment({"PYTHONPATH": "/mine", "LANG": "C"})
+    environment = base_environment({"PYTHONPATH": "/mine", "LANG": "C", "PYTHONINSPECT": "1"})
+    assert "PYTHONINSPECT" not in environment
     assert environment["LANG"] == "C"
     folders = environment["PYTHONPATH"].split(os.pathsep)
     assert "/mine" in folders and str(Path(poseidon.__file__).parents[1]) in folders
