@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -140,14 +141,7 @@ def _module(name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_flag_exists(page: str) -> None:
-    flags = {
-        f"--{name}"
-        for command in COMMANDS.values()
-        for flag in command.parser().flags()
-        for name in flag.names
-    }
-    flags.update(re.findall(r"--\w+", trainer_flags().format_help()))
-    known = _source_text()
+    flags, known = _known_flags(), _source_text()
     for code in _named(page):
         for command in COMMAND.findall(code):
             assert command in COMMANDS, f"{page} names the command poseidon {command}"
@@ -157,6 +151,14 @@ def test_every_command_and_flag_exists(page: str) -> None:
             assert found, f"{page} names the flag {flag}"
 
 
+@cache
+def _known_flags() -> set[str]:
+    of_commands = (flag for command in COMMANDS.values() for flag in command.parser().flags())
+    flags = {f"--{name}" for flag in of_commands for name in flag.names}
+    return flags | {*re.findall(r"--\w+", trainer_flags().format_help())}
+
+
+@cache
 def _source_text() -> str:
     folders = ("poseidon", "ps_server", "benchmarks", "tests", "examples", "scripts")
     return "\n".join(
