@@ -27,7 +27,7 @@ from ps_server.protocol.messages import Array, RowIds
 from ps_server.row_rules import first_values
 from tests.support.module_groups import BUILDING, How, member, together
 
-ROWS, DIM, WORKERS, STEPS = 30, 6, 3, 120
+ROWS, DIM, WORKERS, STEPS = 30, 6, 3, 40
 ADAM = poseidon.Adam(lr=0.02)
 SGD = poseidon.SGD(lr=0.1)
 
