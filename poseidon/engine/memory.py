@@ -246,10 +246,22 @@ class ScriptMemory(Memory[bytes]):
     ) -> None:
         super().__init__(holds=holds, start=max(rewind, 0), every=every, newest=newest)
         self.resumes = False
-        self.rewinds = rewind >= 0
+        self._rewinds = rewind >= 0
         self._on_begin = on_begin
         self._iteration = max(rewind, 0)
         self._since_s = time.perf_counter()
+
+    def resume(self) -> bool:
+        """Note that the script has called `resume`. Return whether this start continues from
+        rank 0's snapshot.
+        """
+        self.resumes = True
+        return self._rewinds
+
+    @property
+    def content(self) -> bytes | None:
+        """The content of this worker's snapshot; None: it has none."""
+        return None if self.newest is None else self.newest.content
 
     def enters(self, iteration: int) -> bool:
         """Return whether the loop has come to the beginning of an iteration; called with as many

@@ -81,6 +81,9 @@ class StateSource:
     path: Path | None = None
 
 
+MEMORY = StateSource(name="the memory snapshot")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What a state has of a leaf.

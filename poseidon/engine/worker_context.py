@@ -214,6 +214,11 @@ class WorkerContext:
         return ThisWorker(rank=network.rank, size=network.size, device=self.device)
 
     @property
+    def loop_memory(self) -> ScriptMemory | None:
+        """The memory snapshots of this training loop: the job has those of its first one."""
+        return self.memory if self.number == 0 else None
+
+    @property
     def prefix(self) -> Path:
         """The prefix of checkpoints whose name the script leaves open."""
         if self.folder is None:

@@ -19,10 +19,9 @@ from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.state import restore, state_of
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.packed import packed, unpacked
 from poseidon.engine.session import Act, Applies, LoopEvent, TrainingSession
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree
+from poseidon.engine.state_tree import MEMORY, Found, Leaf, LeafStage, Scope, StateTree
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -84,17 +83,14 @@ class JobMember:
         whole state in its snapshot, if this is the job's first solver and has not begun.
         """
         self._context.check_start()
-        memory, rank, collections = self._memory, self._context.worker.rank, self._collections
+        memory, collections = self._context.loop_memory, self._collections
+        rank = self._context.worker.rank
         has_begun = self._session.has_begun
         with collections.calling("bcast"):
-            if memory is not None:
-                memory.resumes = True
-            if memory is not None and memory.rewinds and not has_begun:
-                content = memory.newest.content if rank == 0 and memory.newest else None
-                found = broadcast_bytes(content, collections.gather, rank=rank)
+            if memory is not None and memory.resume() and not has_begun:
+                found = broadcast_bytes(memory.content, collections.gather, rank=rank)
                 assert found is not None, "worker 0 has its snapshot"
-                source = StateSource(name="the memory snapshot")
-                self._load(unpacked(found, source.name), source)
+                self._load(unpacked(found, MEMORY.name))
                 return
             values = [blob.write_data() for blob in self._blobs]
             broadcast_parameters(values, collections.gather, rank=rank)
@@ -157,17 +153,13 @@ class JobMember:
         for net in (*self._solver.nets, *self._solver.test_nets):
             net._built.compiled.close()
 
-    @property
-    def _memory(self) -> ScriptMemory | None:
-        return self._context.memory if self._context.number == 0 else None
-
     def _set_iterations(self, iterations: int) -> None:
         self._session.continue_from(steps=iterations, iterations=iterations)
 
     def _between(self) -> None:
         """Do what belongs between two iterations."""
         self._context.check_start()
-        memory, iterations = self._memory, self._session.iterations
+        memory, iterations = self._context.loop_memory, self._session.iterations
         is_whole = len(self._context.loops.open) <= 1
         if memory is not None and memory.enters(iterations) and is_whole:
             with self._collections.calling(STEP):
@@ -253,10 +245,10 @@ class JobMember:
         for nets in self._nets():
             restore(nets, PoseidonWorkerState.FromString(found.each[nets.number]))
 
-    def _load(self, state: Mapping[str, Any], source: StateSource) -> None:
-        """Bring this solver to a state of its tree."""
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Bring this solver to a state of its tree in memory."""
         iterations = state["iterations"]
-        self._tree.write(state, source, lambda: self._exchange.open(None, iterations))
+        self._tree.write(state, MEMORY, lambda: self._exchange.open(None, iterations))
         self._session.on(LoopEvent.LOAD)
         self._set_iterations(iterations)
 

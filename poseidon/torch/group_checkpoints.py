@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.packed import packed, unpacked
 from poseidon.engine.session import LoopEvent, State
 from poseidon.engine.snapshots.files import NO_RUN, Run, WrittenSnapshot, make_folder
 from poseidon.engine.snapshots.runs import CHECKPOINT, Prefixes, later_of_others
-from poseidon.engine.state_tree import Found, Leaf, Scope, StateSource
+from poseidon.engine.state_tree import MEMORY, Found, Leaf, Scope, StateSource
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.broadcast import broadcast_bytes
@@ -204,15 +203,11 @@ class GroupCheckpoints:
 
     def resume(self, prefix: str | Path | None) -> bool:
         """See `Group.resume`."""
-        context, memory = self._context, self._memory
+        context, memory = self._context, self._context.loop_memory
         if prefix is None:
             self._check_first("resume")
-        if memory is not None:
-            memory.resumes = True
-            if memory.rewinds:
-                newest = memory.newest
-                content = newest.content if self._is_root and newest is not None else None
-                return self.load("resume", content, StateSource(name="the memory snapshot"))
+        if memory is not None and memory.resume():
+            return self.load("resume", memory.content, MEMORY)
         path = context.checkpoint if self._awaits and context.number == 0 else None
         if prefix is None and context.folder is None:
             prefix = context.prefix
@@ -290,7 +285,7 @@ class GroupCheckpoints:
 
     def between_iterations(self) -> None:
         """Take a memory snapshot if it is time to, between two iterations of a loader's loop."""
-        memory, session = self._memory, self._loop.session
+        memory, session = self._context.loop_memory, self._loop.session
         if memory is None or not memory.enters(session.iterations) or not self._is_whole():
             return
         collections = self._loop.collections
@@ -313,11 +308,6 @@ class GroupCheckpoints:
             and not (options.staleness or options.streams)
             and loop.session.iterations % max(1, loop.built.local_steps) == 0
         )
-
-    @property
-    def _memory(self) -> ScriptMemory | None:
-        """The job's memory snapshots, which hold the state of its first group."""
-        return self._context.memory if self._context.number == 0 else None
 
     @property
     def _is_root(self) -> bool:

@@ -42,7 +42,7 @@ from poseidon.engine.kept_state import KeptState, StateCopy
 from poseidon.engine.memory import Regrouped, SolverMemory
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import Act, Applies, LoopEvent, TrainingSession
-from poseidon.engine.state_tree import StateSource
+from poseidon.engine.state_tree import MEMORY, StateSource
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
@@ -214,9 +214,8 @@ class Trainer:
             kept: that this worker has of it; None: nothing.
         """
         self._is_from_memory = True
-        source = StateSource(name="the memory snapshot")
         replica, control = self._replica, self._exchange.control
-        self._state.tree.load_kept(kept, source, self._open, control.all_gather)
+        self._state.tree.load_kept(kept, MEMORY, self._open, control.all_gather)
         given = {name: value.cpu().numpy() for name, value in replica.fixed.items()}
         bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=self._rank)
         replica.is_filled = True
