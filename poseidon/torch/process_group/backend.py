@@ -6,7 +6,8 @@ Laws:
   `async_op=True` returns at once.
 * Tensors of a GPU travel through the host's memory. A call begins to copy them on the current
   stream; its thread waits for the copies, and copies results back on a stream of its own. Until
-  `wait` returns, the script leaves the tensors alone.
+  `wait` returns, the script leaves the tensors alone. `wait` returns once these copies have begun:
+  the current stream waits for them. A future has its result once they have ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -27,7 +28,7 @@ from torch.distributed.distributed_c10d import init_process_group
 from torch.utils._pytree import tree_leaves
 
 from poseidon.errors import UsageError, counted
-from poseidon.exchange.device import DONE, Event, device_of
+from poseidon.exchange.device import DONE, Device, Event, device_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.process_group.collectives import Collectives, ReduceRule, described
 from poseidon.torch.process_group.mesh import Mesh
@@ -77,11 +78,25 @@ class Calls:
             self._report(self._begun, "")
 
 
+class _Copy(NamedTuple):
+    """Results that are on their way from the host's memory to a device.
+
+    Attributes:
+        event: after which they are there.
+        flats: in the host's memory, which are kept until then.
+    """
+
+    device: Device
+    event: Event
+    flats: Sequence[Tensor]
+
+
 class PoseidonWork(dist.Work):  # type: ignore[misc]
     """A call that runs in the background.
 
     Args:
-        run: does it; its error is raised in `wait`. A receive returns the sender's rank.
+        run: does it, and notes the copies that it has begun; its error is raised in `wait`. A
+            receive returns the sender's rank.
         result: what `result` and the future have.
         fail: is given the error of `run`, before anything waits for the call any more.
         name: of a call that needs all workers.
@@ -89,7 +104,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: Callable[[], int | None],
+        run: Callable[[list[_Copy]], int | None],
         result: Any,
         calls: Calls,
         fail: Callable[[Exception], None],
@@ -103,18 +118,26 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         self._calls = calls
         self._name = name
         self._error: BaseException | None = None
+        self._copies: list[_Copy] = []
+        self._begun = threading.Event()
+        """Only copies are left to do."""
         self._done = threading.Event()
+        self._has_callbacks = False
         self._future: torch.futures.Future[Any] = torch.futures.Future()
 
     def run(self) -> None:
         """Do it. Raises nothing."""
         try:
             with torch.inference_mode():  # only there tensors that were made there may be changed
-                self._sender = self._run()
+                self._sender = self._run(self._copies)
+            self._begun.set()
+            for copy in self._copies:
+                copy.event.synchronize()
         except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
             if isinstance(error, Exception):
                 self._fail(error)
+        self._begun.set()
         self._done.set()
         if isinstance(self._error, Exception):
             self._future.set_exception(self._error)
@@ -122,7 +145,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
             self._future.set_result(self._result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is done.
+        """Wait until it is done, but for copies for which the current stream waits.
 
         Args:
             timeout: the longest wait; None or 0: the group's.
@@ -132,12 +155,15 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         """
         limit_s = timeout.total_seconds() if timeout else threading.TIMEOUT_MAX
         with self._calls.waiting(self._name):
-            is_done = self._done.wait(min(limit_s, threading.TIMEOUT_MAX))
-        if not is_done:
+            has_begun = self._begun.wait(min(limit_s, threading.TIMEOUT_MAX))
+        if not has_begun:
             raise StalenessTimeout(f"{self._name or 'a message'} was not done within {limit_s:g} s")
         if self._error is not None:
             raise self._error
-        self._future.wait()  # a callback may wait for the call before
+        for copy in self._copies:
+            copy.device.wait(copy.event)
+        if self._has_callbacks:
+            self._future.wait()  # a callback may wait for the call before
         return True
 
     def synchronize(self) -> None:
@@ -160,6 +186,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         return self._sender
 
     def get_future(self) -> Any:
+        self._has_callbacks = True
         return self._future
 
 
@@ -245,7 +272,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
                 f"all_reduce of sparse tensors knows SUM and AVG, not {reduction.name}"
             )
 
-        def run() -> None:
+        def run(_: list[_Copy]) -> None:
             for tensor in tensors:
                 # what a sparse tensor copies may be changed only where it was made
                 with torch.inference_mode(tensor.is_inference()), torch.no_grad():
@@ -272,9 +299,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
-        def run() -> None:
+        def run(copies: list[_Copy]) -> None:
             for own, results in zip(flats, outputs, strict=True):
-                _fill(results, self._collectives.all_gather(own))
+                copies += _fill(results, self._collectives.all_gather(own))
 
         for own, results in zip(inputs, outputs, strict=True):
             self._check_one_each(results)
@@ -298,10 +325,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.allgather(parts, inputs, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> PoseidonWork:
-        def run() -> None:
+        def run(copies: list[_Copy]) -> None:
             parts = self._collectives.gather(own, opts.rootRank)
             if parts:
-                _fill(outputs[0], parts)
+                copies += _fill(outputs[0], parts)
 
         if outputs:
             self._check_one_each(outputs[0])
@@ -322,9 +349,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> PoseidonWork:
-        def run() -> None:
+        def run(copies: list[_Copy]) -> None:
             for output, parts in zip(outputs, flats, strict=True):
-                _fill([output], [self._collectives.reduce_scatter(parts, reduction)])
+                copies += _fill([output], [self._collectives.reduce_scatter(parts, reduction)])
 
         reduction = _reduction(opts, outputs)
         for output, parts in zip(outputs, inputs, strict=True):
@@ -347,10 +374,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
-        def run() -> None:
+        def run(copies: list[_Copy]) -> None:
             results = [torch.empty(t.numel(), dtype=t.dtype, device="cpu") for t in outputs]
             self._collectives.all_to_all(parts, results)
-            _fill(outputs, results)
+            copies += _fill(outputs, results)
 
         self._check_one_each(inputs)
         self._check_one_each(outputs)
@@ -371,7 +398,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.alltoall(list(results), list(parts), opts)
 
     def barrier(self, opts: Any = None) -> PoseidonWork:
-        return self._submit(self._collectives.barrier, [], "barrier")
+        return self._submit(lambda _: self._collectives.barrier(), [], "barrier")
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -383,7 +410,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             wait_all_ranks: has no effect: the error names the first worker that is missing.
         """
         limit_s = timeout.total_seconds() if timeout else None
-        self._submit(lambda: self._collectives.barrier(limit_s), [], "monitored_barrier").wait()
+        self._submit(lambda _: self._collectives.barrier(limit_s), [], "monitored_barrier").wait()
 
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
         own = _flat(tensors[0])
@@ -393,7 +420,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _done(self, tensors: list[Tensor]) -> PoseidonWork:
         """Return a call that has ended."""
-        work = PoseidonWork(lambda: None, tensors, self._script, self.mesh.fail)
+        work = PoseidonWork(lambda _: None, tensors, self._script, self.mesh.fail)
         work.run()
         return work
 
@@ -401,10 +428,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         flat = torch.empty(tensors[0].numel(), dtype=tensors[0].dtype, device="cpu")
         receive, ready = self._collectives.receiving(flat, sender, tag), _event_of(tensors)
 
-        def run() -> int:
+        def run(copies: list[_Copy]) -> int:
             found = receive()
             ready.synchronize()
-            _fill(tensors, [flat])
+            copies += _fill(tensors, [flat])
             return found
 
         work = PoseidonWork(run, tensors, self._script, self.mesh.fail)
@@ -453,23 +480,23 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> PoseidonWork:
         """Start a collective in place on each of these tensors."""
 
-        def run() -> None:
+        def run(copies: list[_Copy]) -> None:
             for tensor, flat in zip(tensors, flats, strict=True):
                 collective(flat)
                 if not device_of(tensor.device).is_host or flat.data_ptr() != tensor.data_ptr():
-                    _fill([tensor], [flat])
+                    copies += _fill([tensor], [flat])
 
         flats = [_flat(tensor) for tensor in tensors]
         return self._submit(run, result, name)
 
-    def _submit(self, run: Callable[[], None], result: Any, name: str) -> PoseidonWork:
+    def _submit(self, run: Callable[[list[_Copy]], None], result: Any, name: str) -> PoseidonWork:
         self._script.begin()
         place, ready = self.mesh.place(), _event_of(result)
 
-        def run_here() -> None:
+        def run_here(copies: list[_Copy]) -> None:
             ready.synchronize()
             self._collectives.place = place
-            run()
+            run(copies)
 
         work = PoseidonWork(run_here, result, self._script, self.mesh.fail, name)
         if threading.current_thread() is self._thread:
@@ -527,15 +554,15 @@ def _event_of(tensors: Any) -> Event:
     return DONE if first is None else device_of(first.device).event()
 
 
-def _fill(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
-    """Copy results to tensors that nothing uses meanwhile; return once they are there."""
+def _fill(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> list[_Copy]:
+    """Begin to copy results to tensors that nothing uses meanwhile; return the copies."""
     if not tensors:
-        return
+        return []
     device = device_of(tensors[0].device)
     with torch.no_grad(), device.on(device.stream()):
         for tensor, flat in zip(tensors, flats, strict=True):
             tensor.copy_(flat.view(tensor.shape), non_blocking=True)
-        device.event().synchronize()
+        return [_Copy(device, device.event(), flats)]
 
 
 def _reduction(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:

@@ -9,18 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from poseidon.errors import UsageError
+from poseidon.torch.process_group import backend
 from poseidon.torch.process_group.backend import Calls, PoseidonGroup
 from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
 from ps_server import StalenessTimeout
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
-from tests.support.simulated_device import simulated_devices
+from tests.support.simulated_device import SimulatedEvent, simulated_devices
 
 SIZE = 3
 
@@ -359,4 +361,37 @@ def test_calls_with_tensors_of_a_gpu_return_before_the_gpu_is_done(seed: int) ->
             assert received.cpu().tolist() == [float((mesh.rank - 1) % SIZE)] * 5
 
     with simulated_devices(SIZE, seed) as devices, meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_a_script_does_not_wait_for_the_copy_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the group does, and the stream."""
+    ended, synchronize = threading.Event(), SimulatedEvent.synchronize
+
+    def later(self: SimulatedEvent) -> None:
+        if threading.current_thread().name == "poseidon-collectives" and results_come.is_set():
+            assert ended.wait(20)
+        synchronize(self)
+
+    def run(mesh: Mesh) -> None:
+        device = devices[mesh.rank]
+        own = torch.full((3,), float(mesh.rank), device=device.torch)
+        with group_of(mesh) as group:
+            group.allreduce([own]).wait()
+            total = own * 2.0
+            all_wait.wait()
+            assert not device.waits
+            ended.set()
+            assert total.cpu().tolist() == [float(SIZE * (SIZE - 1))] * 3
+
+    results_come, all_wait = threading.Event(), threading.Barrier(SIZE)
+    fill = backend._fill
+
+    def noted(tensors: Any, flats: Any) -> Any:
+        results_come.set()
+        return fill(tensors, flats)
+
+    monkeypatch.setattr(SimulatedEvent, "synchronize", later)
+    monkeypatch.setattr(backend, "_fill", noted)
+    with simulated_devices(SIZE, 5) as devices, meshes(SIZE) as made:
         on_all(made, run)
