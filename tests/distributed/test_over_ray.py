@@ -327,10 +327,7 @@ def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: 
         held = cluster.held()
     finally:
         cluster.close()
-    assert (
-        "waiting up to 3600 s for nodes: 3 clients need a node each: 3 with CPU=1; the Ray "
-        "cluster has 1 node" in log
-    )
+    assert "waiting up to 3600 s for nodes: 3 clients need a node each: 3 with CPU=1" in log
     assert "; restart 1 of 3: continuing from " in log
     assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
     assert held == 0, "an actor or a placement group of the job is left"
@@ -374,10 +371,7 @@ def test_a_client_with_shards_alone_has_the_node_with_its_resource(
     with _start(cluster, tmp_path / "job", flags) as launcher:
         _, log = launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == 1
-    assert (
-        "2 clients need a node each: 1 with CPU=1 and 1 with CPU=1, shards=1; the Ray cluster has "
-        "3 nodes" in log
-    )
+    assert "2 clients need a node each: 1 with CPU=1 and 1 with CPU=1, shards=1" in log
     assert "Traceback" not in log
     cluster.add(num_cpus=1, resources={"shards": 1})
     with _start(cluster, tmp_path / "job", [*flags, "--launcher=ray:timeout=60"]) as launcher:

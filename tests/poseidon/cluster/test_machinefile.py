@@ -53,8 +53,7 @@ def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
         ("٣ 127.0.0.1 1", 1, "hosts:1: ", "client id"),
         ("99999999999999999999 127.0.0.1 1", 1, "hosts:1: ", "client id"),
         ("0 127.0.0.1 "
-"65536", 1, "hosts:1: ", "the port must be a whole number (0 to 65535), not "
-"'65536'"),
+"65536", 1, "hosts:1: ", "the port must be a whole number (0 to 65535), not '65536'"),
         ("0 127.0.0.1 http", 1, "hosts:1: ", "'http'"),
         ("0 127.0.0.1 65535", 2, "hosts:1: ", "expected a port up to 65534"),
         ("0 256.0.0.1 1", 1, "hosts:1: ", "'256.0.0.1' is not an IPv4 address"),
@@ -76,8 +75,7 @@ def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
         ("0 h 5 colour=red", 1, "hosts:1: ", "unknown word 'colour=red'"),
         ("0 h 5 more", 1, "hosts:1: ", "found 'more'"),
         ("0 h 5 role", 1, "hosts:1: ", "found 'role'"),
-        ("0 h 5 role=shard", 1, "hosts:1: ", "'role=shard' is not a role; expected role=server, "
-"worker or both"),
+        ("0 h 5 role=shard", 1, "hosts:1: ", "'role=shard' is not a role; expected role=server"),
         ("0 h 5 rôle=server", 1, "hosts:1: ", "did you mean 'role='?"),
         ("0 h 5 role=both role=both", 1, "hosts:1: ", "a machine has one role"),
         ("0 h 5 role=server\n1 h 6 role=server", 1, "hosts: ", "every client says role=server"),

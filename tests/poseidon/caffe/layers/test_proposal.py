@@ -262,8 +262,7 @@ def test_a_module_of_the_user_takes_precedence(
         ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "ratio: 0 scale: "
 "1", "expected positive numbers"),
         ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "feat_stride: "
-"0", "feat_stride is "
-"0"),
+"0", "feat_stride is 0"),
         ("AnchorTarget", [(2, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE, "expected the map"),
         ("AnchorTarget", [(1, 2, 1, 3), (1, 4), (1, 3)], "y l t a", ONE, "x1, y1, x2, y2"),
         ("AnchorTarget", [(1, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE + " batch_size: "
@@ -274,8 +273,7 @@ def test_a_module_of_the_user_takes_precedence(
         ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 batch_size: "
 "0", "batch_size is 0"),
         ("ProposalTarget", [(3, 4), (1, 5)], "y l t a b", "num_classes: "
-"3", "expected 5 values "
-"for each region"),
+"3", "expected 5 values for each region"),
         ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 bbox_std: "
 "1", "must occur four times"),
     ],

@@ -114,14 +114,11 @@ def test_train_net(folder: Path, text: str, name: str) -> None:
     "text, expected",
     [
         ("max_iter: "
-"1", ": no train net is named; expected one of net, net_param, train_net, "
-"train_net_param"),
+"1", ": no train net is named; expected one of net, net_param, train_net, train_net_param"),
         ('net: "net.prototxt"\ntrain_net: '
-'"x"', ":2: train_net: the train net is named twice, by "
-"net and train_net; expected"),
+'"x"', ":2: train_net: the train net is named twice, by net and train_net; expected"),
         ('max_iter: 1\nnet: '
-'"nett.prototxt"', ":2: net: there is no net definition "
-"'nett.prototxt' (searched: "),
+'"nett.prototxt"', ":2: net: there is no net definition 'nett.prototxt' (searched: "),
         ('net: ""', ":1: net: expected the path of a net definition, found an empty string"),
         ('net: "."', "this is a folder; a prototxt file is expected"),
     ],

@@ -112,16 +112,12 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: 
         (
             ConnectionError("Could not find any running Ray instance. Please specify the one with "
 "`--address`.\nmore"),
-            "no Ray cluster was reached on this machine (--launcher=ray:address or $RAY_ADDRESS "
-            "names a different one): Could not find any running Ray instance; start one with "
-            "'ray start --head'",
+            "no Ray cluster was reached on this machine",
         ),
         (
             RuntimeError("Version mismatch: The cluster was started with:\n    Python: "
 "3.9.1\nThis process has 3.12"),
-            "the Ray cluster and this launcher do not fit together: Version mismatch: The cluster "
-"was started with: Python: "
-            "3.9.1 This process has 3.12",
+            "the Ray cluster and this launcher do not fit together: Version mismatch",
         ),
     ],
 )  # fmt: skip
