@@ -151,13 +151,7 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
     (folder / "snap_iter_6.caffemodel").unlink()
     write_definitions(folder, batch=3, extra="max_iter: 6")
     write_new_key(folder / "key")
-    job = (
-        "train",
-        "--solver=solver.prototxt",
-        "--exchange=svb",
-        "--encrypt=on",
-        "--workers=2",
-    )
+    job = ("train", "--solver=solver.prototxt", "--exchange=svb", "--encrypt=on", "--workers=2")
     (folder / "waits.py").write_text(WAITS, encoding="ascii")
     words = (f"--key_file={folder / 'key'}", *job, "--import=waits", "--output=out")
     with socket.socket() as probe:
@@ -173,11 +167,7 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
         with training(folder, *words, command="worker") as second:
             jobs = (first, second)
-            until(
-                lambda: len(listening(of(jobs))) == 3,
-                "two shards did not listen",
-                WAIT_S,
-            )
+            until(lambda: len(listening(of(jobs))) == 3, "two shards did not listen", WAIT_S)
             until(
                 lambda: len(meeting_places(of(jobs))) == 2,
                 "the machines' first workers do not listen",

@@ -106,11 +106,7 @@ def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Pat
 
     def train(steps: int, *words: str) -> str:
         definitions(steps)
-        common = (
-            "--solver=solver.prototxt",
-            f"--hostfile={hosts}",
-            "--output=o",
-        )
+        common = ("--solver=solver.prototxt", f"--hostfile={hosts}", "--output=o")
         result = poseidon_here(tmp_path, "train", *common, *words)
         assert result.returncode == 0, result.stderr
         plan = (tmp_path / "o" / "exchange_plan.txt").read_text(encoding="utf-8")

@@ -16,13 +16,7 @@ from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.snapshot.caffemodel import write_model
 from poseidon.caffe.tools.solo import NetRequest, open_net
 from tests.support.databases import make_pictures
-from tests.support.training_processes import (
-    ROOT,
-    WAIT_S,
-    environment,
-    machinefile,
-    poseidon_here,
-)
+from tests.support.training_processes import ROOT, WAIT_S, environment, machinefile, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

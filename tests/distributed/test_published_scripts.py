@@ -14,14 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.beside_torchrun import (
-    FOLDER,
-    NAMES_STRATEGY,
-    SCRIPTS,
-    compare,
-    difference,
-    printed,
-)
+from benchmarks.beside_torchrun import FOLDER, NAMES_STRATEGY, SCRIPTS, compare, difference, printed
 from poseidon.torch.script_process import free_address
 from tests.support.training_processes import ROOT, machinefile, poseidon_here
 

@@ -94,11 +94,7 @@ def test_two_clients_are_one_process(
     work = folder / os.fsdecode(b"caf\xe9")  # the name of a folder need not be UTF-8
     work.mkdir()
     write_shadowing_files(work, packages=True)  # `python ../script.py` does not see them either
-    words = (
-        f"--hostfile={machinefile(work, 2, 1)}",
-        f"--workers={threads}",
-        "--output=logs",
-    )
+    words = (f"--hostfile={machinefile(work, 2, 1)}", f"--workers={threads}", "--output=logs")
     done = poseidon_here(
         work, "run", *words, "--progress=logs=all", "../script.py", how, "8", "end"
     )
@@ -170,11 +166,7 @@ torch.save({**model.state_dict(), **judge.state_dict(), "rows": rows}, sys.argv[
 def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: int) -> None:
     """In step 11, within an epoch: the job starts again by itself and continues from step 10."""
     (folder / "resuming.py").write_text(RESUMING, encoding="utf-8")
-    flags = (
-        f"--hostfile={machinefile(folder, 2, 1)}",
-        f"--workers={threads}",
-        "--max_restarts=1",
-    )
+    flags = (f"--hostfile={machinefile(folder, 2, 1)}", f"--workers={threads}", "--max_restarts=1")
     lost = poseidon_here(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
     assert lost.returncode == 0, lost.stderr
     assert re.search(
@@ -182,10 +174,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
         lost.stderr,
     )
     assert lost.stdout == "fresh at step 0\nresumed at step 10\n"
-    assert re.search(
-        r"checkpoint: +lost/checkpoint_iter_\d+\.pt",
-        lost.stderr,
-    )
+    assert re.search(r"checkpoint: +lost/checkpoint_iter_\d+\.pt", lost.stderr)
     whole = poseidon_here(folder, "run", *flags, "--output=whole", "resuming.py", how, "whole")
     assert "restart 1 of" not in whole.stderr
     for rank in range(2 * threads):

@@ -83,11 +83,7 @@ def part(page: str, id_: str) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["run", "script.py"],
-        ["run", "--ddp", "ddp.py"],
-        ["train", "--solver=solver.prototxt"],
-    ],
+    [["run", "script.py"], ["run", "--ddp", "ddp.py"], ["train", "--solver=solver.prototxt"]],
     ids=["script", "ddp", "solver"],
 )
 def test_every_sink_shows_that_workers_wait_for_slow_links(

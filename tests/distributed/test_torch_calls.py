@@ -139,10 +139,7 @@ def table(folder: Path) -> str:
         }
         expected = gloo.result()
         results = {context: future.result() for context, future in found.items()}
-    lines = [
-        "| call | " + " | ".join(CONTEXTS.values()) + " |",
-        "|---" * (len(CONTEXTS) + 1) + "|",
-    ]
+    lines = ["| call | " + " | ".join(CONTEXTS.values()) + " |", "|---" * (len(CONTEXTS) + 1) + "|"]
     for row in torch_calls.NAMES:
         cells = [outcome(row, context, expected, results[context]) for context in CONTEXTS]
         lines.append(f"| {row} | " + " | ".join(cells) + " |")

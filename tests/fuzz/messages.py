@@ -192,9 +192,7 @@ def _iteration(rank: int, clock: int) -> list[m.Message]:
         m.ReadRows(0, 0, 5),
     ]
     if rank == 0:
-        messages += [
-            m.Signal(m.SignalKind.SNAPSHOT, clock + 9),
-        ]
+        messages += [m.Signal(m.SignalKind.SNAPSHOT, clock + 9)]
     return messages
 
 

@@ -15,9 +15,7 @@ from tests.support.mkl import needs_mkl, threads_of_products
 
 
 def on_sockets() -> Rounds:
-    return Rounds(
-        lambda _: Server(Shard(0, 1, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0")),
-    )
+    return Rounds(lambda _: Server(Shard(0, 1, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0")))
 
 
 def step(client: Client, gradient: float) -> float:

@@ -86,7 +86,7 @@ _OF_SSD = {
         "emit_constraint",
         "crop_h",
         "crop_w",
-    ),
+    )
 }
 # Messages in a block that have a line for each field.
 NESTED = {
@@ -116,13 +116,7 @@ NOT_OF_TYPE = {
     "DenseImageData": _OF_SSD - {"crop_h", "crop_w"},
     "MemoryData": _OF_SSD | {"scale_factors"},
     "MultiBoxLoss": {
-        *(
-            "ignore_label",
-            "eta",
-            "pre_fixed_normalizer",
-            "weight_by_label_freqs",
-            "class_weighting",
-        ),
+        *("ignore_label", "eta", "pre_fixed_normalizer", "weight_by_label_freqs", "class_weighting")
     },
     "AnnotatedData": {"force_encoded_color", "scale_factors"},
     # They resize boxes, not images.

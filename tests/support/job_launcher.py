@@ -21,12 +21,7 @@ from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.dialer import LocalDialer, close_agents, opened
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import Role, ShardPlan, WorkerPlan, plan_job
-from poseidon.cluster.jobs.registry import (
-    JobRecord,
-    RecordedProcess,
-    Registration,
-    Registry,
-)
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec, creation
 from poseidon.cluster.python_command import LauncherEnvironment

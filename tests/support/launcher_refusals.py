@@ -81,17 +81,9 @@ FLAGS_AND_FILES = (
         flags=("--weights={}/w,{}/net.prototxt",),
         says=r"--weights: there is no file {}/w",
     ),
+    Broken(name="staleness-negative", flags=("--staleness=-1",), says=r"staleness.*'-1'", code=2),
     Broken(
-        name="staleness-negative",
-        flags=("--staleness=-1",),
-        says=r"staleness.*'-1'",
-        code=2,
-    ),
-    Broken(
-        name="consistency-unknown",
-        flags=("--consistency=BSP",),
-        says=r"SSPPush.*'BSP'",
-        code=2,
+        name="consistency-unknown", flags=("--consistency=BSP",), says=r"SSPPush.*'BSP'", code=2
     ),
     Broken(name="flag-unknown", flags=("--solvr=x",), says=r"--solvr", code=2),
     Broken(
@@ -106,12 +98,7 @@ FLAGS_AND_FILES = (
     Broken(
         name="stall-timeout-zero", flags=("--stall_timeout=0",), says=r"stall_timeout.*0", code=2
     ),
-    Broken(
-        name="channels-zero",
-        flags=("--shards=0",),
-        says=r"shards.* 1 .*0",
-        code=2,
-    ),
+    Broken(name="channels-zero", flags=("--shards=0",), says=r"shards.* 1 .*0", code=2),
     Broken(
         name="gpu-not-a-number", flags=("--gpu=first",), says=r"--gpu must be .*'first'", code=2
     ),

@@ -366,10 +366,7 @@ def of_a_group(rank: int, size: int) -> object:
     found.append(attempt(lambda: dist.get_node_local_rank(fallback_rank=0)))
     if rank != 1:
         found += [dist.get_group_rank(group, 2), dist.get_global_rank(group, 1)]
-        found += [
-            dist.get_process_group_ranks(group),
-            kind(lambda: dist.get_group_rank(group, 1)),
-        ]
+        found += [dist.get_process_group_ranks(group), kind(lambda: dist.get_group_rank(group, 1))]
     return found
 
 

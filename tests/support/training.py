@@ -286,12 +286,7 @@ def _run_worker(
             ),
             checkpoint=checkpoint,
             testers=[
-                Tester(
-                    replica,
-                    index,
-                    exchange,
-                    stop_wanted=job.stop_wanted,
-                )
+                Tester(replica, index, exchange, stop_wanted=job.stop_wanted)
                 for index in range(len(replica.tests))
             ],
             log=GlogSink(logging.getLogger("poseidon.test")),

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.simulation.curves import (
-    GBIT_PER_S,
-    LINES,
-    Point,
-    facts,
-    in_ranges,
-    points,
-    winners,
-)
+from benchmarks.simulation.curves import GBIT_PER_S, LINES, Point, facts, in_ranges, points, winners
 
 
 def test_factors_pay_up_to_poseidons_break_even() -> None:

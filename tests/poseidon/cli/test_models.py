@@ -146,11 +146,7 @@ def test_the_deploy_net_computes_what_the_test_net_does(folder: Path) -> None:
     ],
 )
 def test_mistakes(
-    folder: Path,
-    words: list[str],
-    code: int,
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["deploy", "train_val.prototxt"]) == 0
     Path("list2").write_text("a\nb\n", encoding="utf-8")

@@ -186,20 +186,13 @@ class FakeAgent(RemoteAgent):
 
 
 def _facts(torch: str, *problems: str) -> Mapping[str, object]:
-    return {
-        "torch": torch,
-        "addresses": {"1": "10.0.0.2"},
-        "problems": list(problems),
-    }
+    return {"torch": torch, "addresses": {"1": "10.0.0.2"}, "problems": list(problems)}
 
 
 def test_an_agent_answers_for_all_clients_of_its_host() -> None:
     agent = dial_here("ml@node0")
     needs = (HERE, HostNeeds(id=3, addresses=("localhost",)))
-    assert check_hosts([(agent, Check(clients=needs))]) == {
-        0: "127.0.0.1",
-        3: "127.0.0.1",
-    }
+    assert check_hosts([(agent, Check(clients=needs))]) == {0: "127.0.0.1", 3: "127.0.0.1"}
     spoilt = replace(HERE, folders=("/proc/version/out",))
     with pytest.raises(JobError) as caught:
         check_hosts([(agent, Check(clients=(spoilt,)))])

@@ -46,10 +46,7 @@ def test_on_one_machine_ports_are_free_ones() -> None:
     ] * 2
     assert [
         shard.port for shard in plan_job(TWO, devices_per_host=("cpu",), channels=1).shards
-    ] == [
-        9999,
-        0,
-    ]
+    ] == [9999, 0]
 
 
 @pytest.mark.parametrize(

@@ -161,14 +161,7 @@ KUBERNETES = {
     ("variables", "rank", "size", "local_rank", "master", "port"),
     [
         (TORCHRUN, 5, 8, 1, "node0", 29501),
-        (
-            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"},
-            5,
-            8,
-            1,
-            "node0",
-            29500,
-        ),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, 5, 8, 1, "node0", 29500),
         (SLURM, 3, 4, 0, "gpu03", 15_000 + (4711 * 7 + 2) % 15_000),
         ({**SLURM, "MASTER_ADDR": "ib3", "MASTER_PORT": "77"}, 3, 4, 0, "ib3", 77),
         (OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
@@ -176,23 +169,11 @@ KUBERNETES = {
         (KUBERNETES, 2, 3, 0, "train-0.train", 29500),
         ({**SLURM, **TORCHRUN}, 5, 8, 1, "node0", 29501),
         ({**SLURM, **OPEN_MPI}, 1, 2, 0, "10.0.0.1", 4000),
-        (
-            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "9"},
-            0,
-            1,
-            0,
-            "127.0.0.1",
-            9,
-        ),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "9"}, 0, 1, 0, "127.0.0.1", 9),
     ],
 )
 def test_tasks(
-    variables: dict[str, str],
-    rank: int,
-    size: int,
-    local_rank: int,
-    master: str,
-    port: int,
+    variables: dict[str, str], rank: int, size: int, local_rank: int, master: str, port: int
 ) -> None:
     task = task_from(variables)
     assert (task.rank, task.size, task.local_rank) == (rank, size, local_rank)

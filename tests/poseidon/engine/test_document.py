@@ -6,12 +6,7 @@ import json
 
 import pytest
 
-from poseidon.engine.document import (
-    JobDocument,
-    Prints,
-    ScriptDocument,
-    read_document,
-)
+from poseidon.engine.document import JobDocument, Prints, ScriptDocument, read_document
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -49,10 +44,7 @@ BROKEN = {
     "text for a number": (moved(network={"rank": "1"}), "Network has '1' as its rank"),
     "true for a number": (moved(network={"rank": True}), "Network has True as its rank"),
     "rank beyond": (moved(network={"rank": 2, "size": 2}), "rank is 2 of 2 workers"),
-    "other hosts": (
-        moved(hosts=[1, 2]),
-        r"hosts are (1, 2); expected 2 workers, one or more for",
-    ),
+    "other hosts": (moved(hosts=[1, 2]), r"hosts are (1, 2); expected 2 workers, one or more for"),
     "a host without": (moved(hosts=[2, 0]), r"hosts are (2, 0); expected 2 workers, one or more"),
     "no workers": (moved(network={"size": 0}), "rank is 0 of 0 workers"),
     "negative": (moved(options={"staleness": -1}), "--staleness=-1: expected 0 or more"),

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.engine.state_tree import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-    StateSource,
-    StateTree,
-    first,
-)
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree, first
 from poseidon.exchange.broadcast import Gather
 from tests.poseidon.engine.test_kept_state import Meeting
 from tests.support.threads import failures_on_threads

@@ -39,13 +39,7 @@ def rounds(outer: AbstractContextManager[Make]) -> Iterator[Make]:
             anchors = anchors_of(tensors, outer_rule(ONE_STEP))
             between = inner(rank, anchors, ExchangeSettings(start_clock=settings.start_clock))
             carrier = RoundsCarrier(
-                between,
-                tensors,
-                anchors,
-                settings,
-                ONE_STEP,
-                rank=rank,
-                own=range(rank, rank + 1),
+                between, tensors, anchors, settings, ONE_STEP, rank=rank, own=range(rank, rank + 1)
             )
             return Exchange([carrier], carrier.control, settings)
 
@@ -67,20 +61,12 @@ EXCHANGES: dict[str, tuple[Callable[[], AbstractContextManager[Make]], int, Scen
     "two unequal hosts": (lambda: machines(ExchangeKind.SERVER, (2, 1)), 3, ADAM),
     "two hosts by factors": (lambda: machines(ExchangeKind.FACTORS, (2, 2)), 4, ADAM),
     "two hosts by all-reduce": (lambda: machines(ExchangeKind.ALLREDUCE, (2, 2)), 4, ADAM),
-    "two unequal hosts by all-reduce": (
-        lambda: machines(ExchangeKind.ALLREDUCE, (1, 3)),
-        4,
-        ADAM,
-    ),
+    "two unequal hosts by all-reduce": (lambda: machines(ExchangeKind.ALLREDUCE, (1, 3)), 4, ADAM),
     "one host": (lambda: machines(ExchangeKind.SERVER, (3,), shards=0), 3, ADAM),
     "one host with shards": (lambda: machines(ExchangeKind.SERVER, (3,)), 3, ADAM),
     "rounds through the server": (lambda: rounds(server(2, 2)), 2, Scenario()),
     "rounds by all-reduce": (lambda: rounds(allreduce(2)), 2, Scenario()),
-    "rounds on two hosts": (
-        lambda: rounds(machines(ExchangeKind.SERVER, (2, 2))),
-        4,
-        Scenario(),
-    ),
+    "rounds on two hosts": (lambda: rounds(machines(ExchangeKind.SERVER, (2, 2))), 4, Scenario()),
 }
 
 

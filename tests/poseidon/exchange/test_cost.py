@@ -261,10 +261,7 @@ def test_the_plan_says_where_rows_are_left_out(options: dict[str, object], packs
     assert ("ps rows" in plan.table()[1]) is packs
     pair = plan.choices[0].compression
     store = plain_store(
-        [table],
-        ExchangeSettings(),
-        member,
-        codecs=[pair if isinstance(pair, CodecPair) else None],
+        [table], ExchangeSettings(), member, codecs=[pair if isinstance(pair, CodecPair) else None]
     )
     assert store.tables[0].row_elements == 16
     assert store.packs_rows(store.tables[0]) is packs

@@ -132,10 +132,7 @@ def a_few(names: Iterable[str], *always: str) -> list[Any]:
     ]
 
 
-STALE = {
-    "server": lambda: server(2, 2, staleness=2),
-    "factors": lambda: hybrid(2, 2, staleness=2),
-}
+STALE = {"server": lambda: server(2, 2, staleness=2), "factors": lambda: hybrid(2, 2, staleness=2)}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -332,10 +329,7 @@ def test_training_on_a_host_of_two_devices_waits_for_none() -> None:
         finally:
             exchange.close()
 
-    with (
-        simulated_devices(2, 0) as devices,
-        machines(ExchangeKind.SERVER, (2,), shards=0) as make,
-    ):
+    with simulated_devices(2, 0) as devices, machines(ExchangeKind.SERVER, (2,), shards=0) as make:
         on_threads(2, run)
 
 

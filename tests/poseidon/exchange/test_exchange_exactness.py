@@ -142,10 +142,7 @@ def run(
             options=ExchangeOptions(rows=PIECES[workers], kind=kind),
         )
         return train(
-            rank,
-            workers,
-            case,
-            lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
+            rank, workers, case, lambda t, s: build_exchange(t, s, member, connect, schemes=schemes)
         )
 
     with job_addresses(kind, workers, SHARDS) as connect:

@@ -29,11 +29,7 @@ def train(kind: str, passes: int) -> dict[str, Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "passes", "gradients"),
-    [
-        ("ps", 1, 1),
-        ("svb", 1, 0),
-        pytest.param("svb", 2, 0, marks=pytest.mark.thorough),
-    ],
+    [("ps", 1, 1), ("svb", 1, 0), pytest.param("svb", 2, 0, marks=pytest.mark.thorough)],
 )
 def test_an_iteration_takes_no_memory_of_a_weights_size(
     kind: str, passes: int, gradients: int

@@ -75,10 +75,7 @@ def test_each_plane_has_its_means_and_all_workers_stop_together(
         exchange.close()
         return found, stopped
 
-    with (
-        TemporaryDirectory(prefix="p") as folder,
-        job_addresses(kind, size, count) as connect,
-    ):
+    with TemporaryDirectory(prefix="p") as folder, job_addresses(kind, size, count) as connect:
         ends = on_threads(size, lambda rank: worker(rank, connect.of(rank)))
     assert len({stopped for _, stopped in ends}) == 1 and 2 < ends[0][1] <= STEPS
     for step in range(STEPS):

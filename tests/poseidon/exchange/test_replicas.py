@@ -17,12 +17,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
-from poseidon.exchange.replicas import (
-    Arithmetic,
-    ReplicaCheck,
-    arithmetic_sample,
-    common_kernel,
-)
+from poseidon.exchange.replicas import Arithmetic, ReplicaCheck, arithmetic_sample, common_kernel
 from ps_server import NewtonSchulz, Rule, RuleKind
 from ps_server.json_fields import value_of
 

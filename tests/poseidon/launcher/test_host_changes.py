@@ -78,9 +78,7 @@ def test_processes_that_do_not_wait(outcome: str, why: str) -> None:
         assert not prepared[1].works
     with pytest.raises(JobError, match=rf"^{why}"):
         listener.until_all_wait(
-            prepared,
-            lambda: outcome == "job ends",
-            limit_s=0.0 if outcome == "silent" else 300.0,
+            prepared, lambda: outcome == "job ends", limit_s=0.0 if outcome == "silent" else 300.0
         )
 
 

@@ -51,18 +51,8 @@ class BoundJob(FreeJob):
         (FreeJob, TWO, {"elastic": 0}, "--elastic is 0"),
         (FreeJob, TWO, {"memory_snapshot_every": 0}, "--elastic=every is 0"),
         (FreeJob, TWO, {"memory_snapshot_every": 5}, ""),
-        (
-            FreeJob,
-            TWO,
-            {"exchange": ExchangeOptions(staleness=1)},
-            "--staleness is not 0",
-        ),
-        (
-            FreeJob,
-            TWO,
-            {"exchange": ExchangeOptions(local_steps=8)},
-            "",
-        ),
+        (FreeJob, TWO, {"exchange": ExchangeOptions(staleness=1)}, "--staleness is not 0"),
+        (FreeJob, TWO, {"exchange": ExchangeOptions(local_steps=8)}, ""),
         (
             FreeJob,
             TWO,

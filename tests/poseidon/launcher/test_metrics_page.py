@@ -33,11 +33,7 @@ WAIT_S = 50.0
 def test_a_gauge_as_prometheus_reads_it(value: float, label: str, line: str) -> None:
     gauge = Gauge("poseidon_loss", "Total loss", ("job",))
     gauge.set(value, label)
-    assert gauge.lines() == [
-        "# HELP poseidon_loss Total loss",
-        "# TYPE poseidon_loss gauge",
-        line,
-    ]
+    assert gauge.lines() == ["# HELP poseidon_loss Total loss", "# TYPE poseidon_loss gauge", line]
 
 
 @pytest.fixture(scope="module")

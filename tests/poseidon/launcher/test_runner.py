@@ -186,11 +186,7 @@ def test_what_a_job_that_is_lost_may_be_started_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machinefile", "why"),
-    [
-        ("0 a 0", ""),
-        ("0 a 0\n1 b 0", "each host has its own work"),
-    ],
+    ("machinefile", "why"), [("0 a 0", ""), ("0 a 0\n1 b 0", "each host has its own work")]
 )
 def test_why_a_restart_is_from_disk(machinefile: str, why: str) -> None:
     with running(make_job(machinefile)[0]) as found:

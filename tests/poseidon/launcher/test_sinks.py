@@ -89,13 +89,7 @@ def records(
     """Return a listener of a job with two workers and a shard."""
     found = [] if warnings is None else warnings
     time = clock or Clock()
-    return JobRecords(
-        job,
-        list(outputs),
-        found.append,
-        now=time,
-        monotonic=time,
-    )
+    return JobRecords(job, list(outputs), found.append, now=time, monotonic=time)
 
 
 def play(listener: JobRecords) -> None:

@@ -60,8 +60,7 @@ def test_signs_of_the_dot_language_are_only_letters() -> None:
 
 @pytest.mark.needs("dot")
 @pytest.mark.parametrize(
-    ("extension", "magic"),
-    [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")],
+    ("extension", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
 )
 def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: Path) -> None:
     target = tmp_path / f"net.{extension}"

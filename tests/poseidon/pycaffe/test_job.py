@@ -176,10 +176,7 @@ def test_settings_that_a_job_has_are_refused() -> None:
 
 
 def test_options_that_a_solver_cannot_have_are_refused() -> None:
-    with (
-        pytest.raises(UsageError, match="expected --staleness=0 and no"),
-        Job().start(staleness=1),
-    ):
+    with pytest.raises(UsageError, match="expected --staleness=0 and no"), Job().start(staleness=1):
         pass
 
 

@@ -101,10 +101,7 @@ def test_an_optimizer_alone_is_the_optimizer_without_us(name: str) -> None:
     ("rule", "optimizer"),
     [
         (SGD(lr=0.1, momentum=0.9, weight_decay=0.01), {"momentum": 0.9, "weight_decay": 0.01}),
-        (
-            SGD(lr=0.1, momentum=0.9, nesterov=True),
-            {"momentum": 0.9, "nesterov": True},
-        ),
+        (SGD(lr=0.1, momentum=0.9, nesterov=True), {"momentum": 0.9, "nesterov": True}),
     ],
 )
 def test_a_rule_at_a_fixed_rate_is_torchs_optimizer(
@@ -514,11 +511,7 @@ def sgd_of(module: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(
     ("how", "on"),
-    [
-        (poseidon.SGD(lr=0.1), RunsOn.SHARDS),
-        (sgd_of, RunsOn.SHARDS),
-        (sgd_of, RunsOn.WORKERS),
-    ],
+    [(poseidon.SGD(lr=0.1), RunsOn.SHARDS), (sgd_of, RunsOn.SHARDS), (sgd_of, RunsOn.WORKERS)],
     ids=["a rule", "an optimizer on the shards", "an optimizer on the workers"],
 )
 def test_of_an_embedding_the_rows_travel_that_are_looked_up(how: How, on: RunsOn) -> None:

@@ -57,10 +57,7 @@ def optimizers(gan: Gan) -> list[torch.optim.Optimizer]:
 
 
 def train(
-    gan: Gan,
-    steps: Sequence[torch.optim.Optimizer],
-    own: slice = slice(None),
-    **zeroing: bool,
+    gan: Gan, steps: Sequence[torch.optim.Optimizer], own: slice = slice(None), **zeroing: bool
 ) -> None:
     """The loop of a script that knows nothing of workers, save for its part of a batch."""
     generator, critic = gan

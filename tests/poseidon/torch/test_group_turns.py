@@ -205,10 +205,7 @@ def test_any_number_of_processes_has_the_same_bits(
     ],
 )
 def test_a_checkpoint_goes_on_with_any_number_of_processes(
-    case: Case,
-    processes: tuple[int, int, int],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    case: Case, processes: tuple[int, int, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first make 4 steps, within the first epoch; the second 4, into the second epoch."""
 
@@ -421,10 +418,7 @@ class SyncNormed(nn.Sequential):
 
 @pytest.mark.parametrize(
     ("module", "options", "sentence"),
-    [
-        (Tabled, {}, "table 'table' has sparse gradients"),
-        (SyncNormed, {}, "in each forward pass"),
-    ],
+    [(Tabled, {}, "table 'table' has sparse gradients"), (SyncNormed, {}, "in each forward pass")],
 )
 def test_a_module_that_needs_a_worker_for_each_is_refused(
     module: type[nn.Module], options: dict[str, Any], sentence: str

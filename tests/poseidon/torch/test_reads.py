@@ -30,12 +30,7 @@ from tests.support.module_groups import BATCH, How, batches, member, together
 from tests.support.module_groups import build as build_net
 from tests.support.thread_streams import streams_of_threads
 
-KINDS = [
-    ExchangeKind.SERVER,
-    ExchangeKind.FACTORS,
-    ExchangeKind.HYBRID,
-    ExchangeKind.ALLREDUCE,
-]
+KINDS = [ExchangeKind.SERVER, ExchangeKind.FACTORS, ExchangeKind.HYBRID, ExchangeKind.ALLREDUCE]
 
 
 class Normed(nn.Module):

@@ -21,10 +21,7 @@ import pytest
 import poseidon
 from poseidon.engine.debugger import NO_DEBUGGER, refuse_breakpoints
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.launcher_connection import (
-    WORKERS,
-    LauncherConnection,
-)
+from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.process import run_work
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership

@@ -79,12 +79,7 @@ def test_a_script_of_ddp_takes_the_first_gpus(
 
 @pytest.mark.parametrize(
     ("workers", "is_told", "expected"),
-    [
-        (2, True, (0, 2, 4)),
-        (4, True, (0, 1, 2, 3, 4)),
-        (5, True, ()),
-        (2, False, ()),
-    ],
+    [(2, True, (0, 2, 4)), (4, True, (0, 1, 2, 3, 4)), (5, True, ()), (2, False, ())],
     ids=["fewer workers", "as many", "more", "of workers only"],
 )
 def test_the_virtual_workers_that_a_script_takes_over(

@@ -217,9 +217,6 @@ KINDS = "Adafactor,Adadelta,Adagrad,Adam,AdamW,Adamax,ASGD,Muon,NAdam,RAdam,RMSp
 @pytest.mark.timeout(600)
 def test_a_script_imports_no_compiler_and_its_optimizers_compute_the_same_with_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", COMPILER_PROGRAM, KINDS],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", COMPILER_PROGRAM, KINDS], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

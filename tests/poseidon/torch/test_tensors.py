@@ -112,10 +112,7 @@ def test_rows_of_layers_that_run_once() -> None:
         rows = {
             weights[weight]: count for weight, count in rows_by_example(module, example).items()
         }
-        assert rows == {
-            "first.weight": 35,
-            "last.weight": 5,
-        }
+        assert rows == {"first.weight": 35, "last.weight": 5}
     assert torch.equal(torch.random.get_rng_state(), seed)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert all(child.training for child in module.modules())

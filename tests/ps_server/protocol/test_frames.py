@@ -299,10 +299,7 @@ def create(
 @pytest.mark.parametrize(
     ("frame", "sentence"),
     [
-        (
-            create(parts=(1, 1)),
-            "table 't' has parts of 2 elements together; expected 1",
-        ),
+        (create(parts=(1, 1)), "table 't' has parts of 2 elements together; expected 1"),
         (
             create(held_as="bfloat16", staleness=1),
             "table 't' is bfloat16 on the workers; expected float32 at staleness > 0, for averages, "
@@ -337,10 +334,7 @@ def create(
         (create(chunks=0), "chunks is 0; expected 1 or more"),
         (create(size=0), "table 't' has size 0; expected 1 to 1099511627776"),
         (create(regularization="none"), "'none' is not a Regularization; expected one of L2, L1"),
-        (
-            create(keeping="sum"),
-            "'sum' is not a Keeping; expected one of gradients, average, copy",
-        ),
+        (create(keeping="sum"), "'sum' is not a Keeping; expected one of gradients, average, copy"),
         (
             create(rule="sgd"),
             "'sgd' is not a RuleKind; expected one of SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, "

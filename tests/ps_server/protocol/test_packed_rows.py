@@ -106,10 +106,7 @@ def trained(store: StoreSpec) -> tuple[list[bytes], int, int]:
         ended = client.statistics().tables[0]
         found[rank] = value.tobytes()
         if rank == 0:
-            sizes[:] = (
-                ended.bytes_out - began.bytes_out,
-                ended.bytes_in - began.bytes_in,
-            )
+            sizes[:] = (ended.bytes_out - began.bytes_out, ended.bytes_in - began.bytes_in)
 
     with memory_store(store.workers, store.shards) as connect:
         run_workers(connect, store, work)

@@ -37,10 +37,7 @@ def tables(sizes: list[int], rows: int = 0) -> list[TableSpec]:
 
 
 def place(
-    specs: list[TableSpec],
-    shards: int,
-    loads: tuple[int, ...] = (),
-    chunks: int = CHUNKS_A_SHARD,
+    specs: list[TableSpec], shards: int, loads: tuple[int, ...] = (), chunks: int = CHUNKS_A_SHARD
 ) -> Placement:
     return place_store(
         StoreSpec(workers=1, shards=shards, tables=tuple(specs), loads=loads, chunks=chunks)

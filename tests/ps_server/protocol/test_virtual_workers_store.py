@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server import (
-    Client,
-    CodecPair,
-    Keeping,
-    Precision,
-    Rule,
-    RuleKind,
-    StoreSpec,
-    TableSpec,
-)
+from ps_server import Client, CodecPair, Keeping, Precision, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.protocol.messages import Array
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 from tests.support.cluster import memory_store, run_workers

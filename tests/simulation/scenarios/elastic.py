@@ -45,11 +45,7 @@ from poseidon.cluster.jobs.requests import HostRequest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult
-from poseidon.cluster.supervision.restarts import (
-    RestartedJob,
-    Restarts,
-    StartingPoint,
-)
+from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
 from poseidon.engine.snapshots.files import SUFFIX
@@ -63,14 +59,7 @@ from poseidon.launcher.listeners import Listeners
 from poseidon.launcher.request import Balance, TrainRequest
 from poseidon.launcher.site import Site
 from poseidon.launcher.snapshots import SnapshotList
-from tests.simulation.cluster import (
-    FAULTS,
-    Cluster,
-    ClusterDialer,
-    Fault,
-    draw_duration,
-    hosts_of,
-)
+from tests.simulation.cluster import FAULTS, Cluster, ClusterDialer, Fault, draw_duration, hosts_of
 from tests.simulation.elastic_worker import ElasticShard, ElasticWorker, installed
 from tests.simulation.hosts import JobProcess, SimulatedHost
 from tests.simulation.world import Violation, World

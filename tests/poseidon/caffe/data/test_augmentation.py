@@ -111,11 +111,7 @@ def test_boxes_stay_on_their_objects(text: str, *, train: bool) -> None:
 def test_a_mean_file_has_the_size_of_the_resized_image() -> None:
     assert transform("resize_param { height: 8 width: 9 } crop_size: 5").output_shape(
         (3, 40, 60)
-    ) == (
-        3,
-        5,
-        5,
-    )
+    ) == (3, 5, 5)
     assert transform("resize_param { height: 8 width: 9 }").output_shape((1, 40, 60)) == (1, 8, 9)
 
 

@@ -364,13 +364,7 @@ def test_hosts_that_cannot_exchange_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "clients", "expected"),
-    [
-        ({}, 1, 2),
-        ({}, 2, 2),
-        ({}, 3, 3),
-        ({"staleness": 1}, 1, 1),
-        ({"local_steps": 2}, 1, 2),
-    ],
+    [({}, 1, 2), ({}, 2, 2), ({}, 3, 3), ({"staleness": 1}, 1, 1), ({"local_steps": 2}, 1, 2)],
 )
 def test_a_resumed_job_has_the_virtual_workers_of_the_snapshot(
     tmp_path: Path, options: dict[str, Any], clients: int, expected: int

@@ -118,10 +118,7 @@ def test_prelu_has_a_slope_a_channel_or_one() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "body", "text"),
-    [
-        ("PReLU", "", "has 1 axes, expected at least 2"),
-        ("Clip", "", "missing min of clip_param"),
-    ],
+    [("PReLU", "", "has 1 axes, expected at least 2"), ("Clip", "", "missing min of clip_param")],
 )
 def test_mistakes(kind: str, body: str, text: str) -> None:
     with pytest.raises(DefinitionError, match=text):

@@ -61,13 +61,7 @@ def test_the_loss_is_the_weighted_sum_over_all_tops() -> None:
     torch.testing.assert_close(net.loss, 0.5 * tops["e"] + 2 * tops["r"].sum())
 
 
-@pytest.mark.parametrize(
-    ("data", "reads"),
-    [
-        ("Python", True),
-        ("DummyData", False),
-    ],
-)
+@pytest.mark.parametrize(("data", "reads"), [("Python", True), ("DummyData", False)])
 def test_the_time_of_a_users_data_layer_counts_as_waiting_for_data(data: str, reads: bool) -> None:
     module = "python_param { module: 'tests.support.python_layers' layer: 'Counting' }"
     net = build(

@@ -17,7 +17,7 @@ from poseidon.errors import DefinitionError
 FOREIGN = {
     r"pl8787__exp_caffe/.*cifar10_quick_(train|test)_co\.prototxt": (
         "type in V1LayerParameter: unknown value 'COLINEAR_CONVOLUTION'"  # that project's own layer
-    ),
+    )
 }
 FOREIGN_FILES = 10
 SOLVER_FIELDS = {"base_lr", "net", "train_net", "max_iter"}

@@ -380,13 +380,7 @@ def net() -> Any:
         ],
         {"data": X},
         ["probabilities", "scores"],
-        {
-            "w": W,
-            "b": numbers(6),
-            "v": numbers(96, 3) / 10,
-            "c": numbers(3),
-            "zero": np.array([0]),
-        },
+        {"w": W, "b": numbers(6), "v": numbers(96, 3) / 10, "c": numbers(3), "zero": np.array([0])},
     )
 
 

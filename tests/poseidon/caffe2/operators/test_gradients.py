@@ -22,10 +22,7 @@ from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef
 
 with (Path(__file__).parent / "gradients.csv").open(encoding="utf-8") as _file:
     ROWS = list(csv.DictReader(_file))
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "Cast": {"to": 1, "from_type": 2},
-    "Pow": {"exponent": 2.0},
-}
+ARGUMENTS: dict[str, dict[str, Any]] = {"Cast": {"to": 1, "from_type": 2}, "Pow": {"exponent": 2.0}}
 NOT_IN_THE_TABLE = {
     "CopyRowsToTensor",  # Caffe2 wants its output in place of an input
     "Dropout",  # Caffe2 wants the argument is_test

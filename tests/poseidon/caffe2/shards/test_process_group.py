@@ -8,12 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from poseidon.caffe2.shards.process_group import (
-    Backend,
-    ProcessGroup,
-    Rendezvous,
-    torch_errors,
-)
+from poseidon.caffe2.shards.process_group import Backend, ProcessGroup, Rendezvous, torch_errors
 from ps_server import PeerLost
 from ps_server.network import Network
 from tests.support.threads import on_threads

@@ -186,10 +186,7 @@ def test_a_host_that_is_always_late_finds_a_dead_launcher_and_no_other(pause_s: 
 
 @pytest.mark.parametrize(
     ("why", "reason"),
-    [
-        ("", "the connection to rank 0 has ended"),
-        ("not an agent", "rank 0 is lost: not an agent"),
-    ],
+    [("", "the connection to rank 0 has ended"), ("not an agent", "rank 0 is lost: not an agent")],
 )
 def test_the_end_of_the_channel_is_the_loss_of_the_launcher(why: str, reason: str) -> None:
     state = AgentState(VERSION, 60.0, 0.0, "rank 0")

@@ -16,12 +16,7 @@ import pytest
 
 import poseidon
 from poseidon.cluster.agent import child as child_module
-from poseidon.cluster.agent.child import (
-    ChildProcess,
-    ChildSettings,
-    base_environment,
-    start_child,
-)
+from poseidon.cluster.agent.child import ChildProcess, ChildSettings, base_environment, start_child
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream, ProcessSpec, describe_exit
 from poseidon.errors import JobError

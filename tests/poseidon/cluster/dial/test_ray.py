@@ -95,9 +95,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalRay]:
 
 
 def dial(
-    ray: LocalRay,
-    where: tuple[str, str, str] = ("", "", ""),
-    version: str = poseidon.__version__,
+    ray: LocalRay, where: tuple[str, str, str] = ("", "", ""), version: str = poseidon.__version__
 ) -> RemoteAgent:
     description = {"version": version, "python": sys.executable, "public": ray.actor._keys.public}
     label = "client 1 on node7"

@@ -16,14 +16,7 @@ from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.doctor.findings import Severity, judge
-from poseidon.cluster.doctor.survey import (
-    ASKING,
-    MEASURING,
-    LinkReport,
-    Subject,
-    examine,
-    rounds,
-)
+from poseidon.cluster.doctor.survey import ASKING, MEASURING, LinkReport, Subject, examine, rounds
 from poseidon.cluster.host_probe import Check, HostFacts
 from poseidon.cluster.machinefile import Host
 from tests.support.free_ports import free_port

@@ -136,9 +136,7 @@ def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
             bystander.kill()
 
 
-def test_a_process_is_found_after_its_hosts_clock_was_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_is_found_after_its_hosts_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     me = os.getpid()
     recorded = RecordedProcess(name="launcher", host="127.0.0.1", pid=me, created=creation(me))
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 3600.0)

@@ -136,10 +136,7 @@ def far_home(sshd: LoopbackSshd, tmp_path: Path) -> Iterator[Path]:
     before = sshd.server_config.read_text()
     sshd.server_config.write_text(f"{before}SetEnv POSEIDON_HOME={tmp_path}\n")
     me = RecordedProcess(
-        name="launcher",
-        host="127.0.0.1",
-        pid=os.getpid(),
-        created=creation(os.getpid()),
+        name="launcher", host="127.0.0.1", pid=os.getpid(), created=creation(os.getpid())
     )
     Registry(tmp_path).write(replace(JOB, launcher=me))
     yield tmp_path

@@ -43,10 +43,7 @@ from poseidon.cluster.supervision.state import (
     Terminate,
     Tick,
 )
-from poseidon.cluster.supervision.state_machine import (
-    FIRST_ITERATION_S,
-    JobStateMachine,
-)
+from poseidon.cluster.supervision.state_machine import FIRST_ITERATION_S, JobStateMachine
 from poseidon.errors import JobInterrupted
 
 SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
@@ -858,8 +855,7 @@ def test_what_ends_all_processes(
 
 
 @pytest.mark.parametrize(
-    ("pausing", "state"),
-    [(Pausing.RUNNING, JobState.FAILING), (Pausing.ALWAYS, JobState.PAUSING)],
+    ("pausing", "state"), [(Pausing.RUNNING, JobState.FAILING), (Pausing.ALWAYS, JobState.PAUSING)]
 )
 def test_a_loss_at_the_start_pauses_those_that_have_something_to_keep(
     pausing: Pausing, state: JobState

@@ -219,8 +219,7 @@ def test_the_processors_are_busy_only_while_a_job_on_cpus_measures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "measures"),
-    [({}, True), ({"staleness": 2}, False), ({"local_steps": 4}, False)],
+    ("options", "measures"), [({}, True), ({"staleness": 2}, False), ({"local_steps": 4}, False)]
 )
 def test_a_measurement_needs_staleness_0(options: dict[str, Any], measures: bool) -> None:
     assert member(0, **options).chooses is measures

@@ -428,8 +428,7 @@ def gradients_of_weights(net: nn.Module) -> object:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    "use",
-    [traced, scripted, by_forward_mode, transformed, jacobian, hessian, gradients_of_weights],
+    "use", [traced, scripted, by_forward_mode, transformed, jacobian, hessian, gradients_of_weights]
 )
 def test_other_uses_of_a_module_with_taps_are_as_without(
     use: Callable[[nn.Module], object],

@@ -113,10 +113,7 @@ def test_a_job_continues_on_hosts_with_other_numbers_of_workers(
     parts = train(before, 2, **options)
     held_back = {name: array for part in parts for name, array in part.held_back.items()}
     begin = Saved(
-        iteration=2,
-        values=parts[0].values,
-        histories=parts[0].histories,
-        held_back=held_back,
+        iteration=2, values=parts[0].values, histories=parts[0].histories, held_back=held_back
     )
     names = {name.partition(",")[0] for name in held_back}
     assert names <= {f"w{number}" for number in range(len(SHAPES))}

@@ -156,11 +156,7 @@ def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
         (listed,) = get(f"{address}/api/jobs")
         assert (listed["name"], listed["state"]) == ("lenet-1", "finished")
         job = get(f"{address}/api/jobs/lenet-1")
-        assert job["series"]["loss"] == {
-            "from": 0,
-            "points": [[20, 2.0]],
-            "panel": "Loss",
-        }
+        assert job["series"]["loss"] == {"from": 0, "points": [[20, 2.0]], "panel": "Loss"}
         assert job["summary"]["state"] == "finished"
         with urllib.request.urlopen(address, timeout=20) as page:
             assert b"<title>finished: lenet-1</title>" in page.read()

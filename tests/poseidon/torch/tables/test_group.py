@@ -352,13 +352,7 @@ def test_what_is_prefetched_changes_no_value(kind: str, ahead: str, workers: int
     found: list[Tensor] = []
     for prefetches in (ahead, "never"):
         ahead = prefetches
-        together(
-            workers,
-            lambda _: small(kind),
-            SGD,
-            body,
-            options=DistributeOptions(passes=2),
-        )
+        together(workers, lambda _: small(kind), SGD, body, options=DistributeOptions(passes=2))
     assert all(torch.equal(rows, found[0]) for rows in found)
 
 

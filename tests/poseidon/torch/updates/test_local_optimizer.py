@@ -21,10 +21,7 @@ from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, Adam, Outer
 from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate
-from poseidon.torch.updates.worker_optimizer import (
-    MeanOptimizerUpdate,
-    WorkerOptimizerUpdate,
-)
+from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate, WorkerOptimizerUpdate
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import Body, How, together

@@ -21,13 +21,7 @@ from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.data.prepare.split import partition_data
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, Datum, TransformationParameter
 from poseidon.errors import DataError
-from tests.support.databases import (
-    BACKENDS,
-    make_database,
-    make_pictures,
-    picture,
-    worker_share,
-)
+from tests.support.databases import BACKENDS, make_database, make_pictures, picture, worker_share
 
 AUGMENTED = TransformationParameter(crop_size=3, mirror=True, scale=0.5)
 # SSD's steps.
