@@ -56,8 +56,8 @@ class Hooks:
             first layer of the next forward pass waits for all tensors; for comparisons.
         sources: for each tensor the parameter or buffer of the module; empty: the tensors
             themselves.
-        entry: the compiled module that the script calls in place of the net, or the net where its
-            parts are gathered before its layers run; all tensors are waited for before it runs.
+        entry: the compiled module that the script calls in place of the net; all tensors are waited
+            for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
         may_leave: called with the index of a tensor before its gradient leaves within a backward
             pass; False: it leaves at the end of the iteration.
@@ -162,6 +162,13 @@ class Hooks:
     def wait_for(self, index: int) -> None:
         """Wait for one tensor, also between two iterations."""
         self._wait(index)
+
+    def wait_before_use(self, tensors: Sequence[Tensor]) -> None:
+        """Wait for tensors that are about to be used, of those whose gradients have not left."""
+        owned = {self._indices[tensor] for tensor in tensors if tensor in self._indices}
+        for index in sorted(owned if self._wait_free else self._waiting):
+            if index in self._waiting and index not in self._begun:
+                self._wait(index)
 
     def wait(self) -> None:
         """Wait for every tensor now, in their order."""

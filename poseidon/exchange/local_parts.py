@@ -6,7 +6,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 DTENSOR = "torch.distributed.tensor"
@@ -20,12 +19,12 @@ def is_sharded(tensor: object) -> bool:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Return this worker's part of a tensor: its memory; all of a tensor that is not sharded."""
+    """Return this worker's part of a tensor: its memory, also while its value is on its way; all of
+    a tensor that is not sharded.
+    """
     if not is_sharded(tensor):
         return tensor
-    sharded: Any = tensor
-    with torch.no_grad():
-        part: Tensor = sharded.to_local()
+    part: Tensor = sys.modules[DTENSOR].DTensor._local_tensor.__get__(tensor)
     return part
 
 

@@ -38,7 +38,7 @@ from poseidon.torch.process_group.backend import PoseidonGroup
 from poseidon.torch.process_group.collectives import ReduceRule
 from poseidon.torch.process_group.functions import after_import, ranks_of, replaced
 from poseidon.torch.reducer import MeanReducer, check_one_batch
-from poseidon.torch.shards import Shards
+from poseidon.torch.shards import Shards, groups_of
 from ps_server import Rule, RuleKind
 
 LOGGER = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class _Roots:
         if self._context.member.host_count == 1:
             return None
         check_one_batch(self._context, "a module of fully_shard()")
-        groups = [group for state in root._state_ctx.all_states for group in _groups_of(state)]
+        groups = [group for state in root._state_ctx.all_states for group in groups_of(state)]
         if all(map(self._is_of_hosts, groups)):
             reducer = ShardReducer(root._modules[0], groups, self._context)
             self._context.reducers.append(reducer)
@@ -231,13 +231,6 @@ class _Roots:
             ranks_of(info.mesh, d) for d in (info.replicate_mesh_dim, info.shard_mesh_dim)
         )
         return replicas == list(member.plane_ranks) and shards == list(member.host_ranks)
-
-
-def _groups_of(state: Any) -> Sequence[Any]:
-    several = vars(state).get("_fsdp_param_groups")
-    if several is None:  # torch before 2.13
-        several = [group for group in [state._fsdp_param_group] if group is not None]
-    return list(several)
 
 
 @contextmanager

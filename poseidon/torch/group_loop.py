@@ -49,7 +49,7 @@ from poseidon.torch.masters import Masters
 from poseidon.torch.module_watch import ModuleWatch
 from poseidon.torch.own_states import OwnBuffers, bring_rest, open_streams
 from poseidon.torch.reads import Reads
-from poseidon.torch.shards import bring_shards
+from poseidon.torch.shards import bring_shards, views_of_fsdp
 from poseidon.torch.tables.group import TableGroup
 from poseidon.torch.tables.link import Callbacks
 from poseidon.torch.tensors import GroupPlan
@@ -189,6 +189,8 @@ class GroupLoop:
         self.buffers = OwnBuffers(self.module, plan.rest, len(member.own))
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
         held = [trained.tensor for trained in plan.tensors]
+        if plan.shards:
+            held += views_of_fsdp(self.module)
         self.reads = Reads(self.module, plan.values, self._bring, held)
         settings = ExchangeSettings(clip=plan.options.clip)
         self.built, self._observed = context.build(plan.tensors, settings, module, plan.shards)

@@ -26,6 +26,7 @@ from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
+from poseidon.torch.shards import call_before_gathering
 from poseidon.torch.tensors import GroupPlan
 
 
@@ -74,13 +75,13 @@ class ModuleWatch:
                     handle = source.register_post_accumulate_grad_hook(on_gradient)
                     removal.callback(handle.remove)
             self.hooks = Hooks(
-                [module],
+                [] if plan.shards else [module],  # FSDP gathers parts before layers run
                 plan.tensors,
                 observed.exchange,
                 passes=plan.options.passes,
                 wait_free=wait_free,
                 sources=plan.sources,
-                entry=entry if is_compiled or plan.shards else None,
+                entry=entry if is_compiled else None,
                 on_backward=on_gradient,
                 may_leave=may_leave,
                 on_sent=on_sent,
@@ -89,6 +90,8 @@ class ModuleWatch:
                 turn=turn,
             )
             removal.callback(self.hooks.close)
+            if plan.shards:
+                removal.callback(call_before_gathering(module, self.hooks.wait_before_use))
             observed.watch()
             of_layers = OutsideOfGraphs if is_compiled else OfOneModule
             for child in module.modules():

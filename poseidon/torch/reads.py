@@ -29,6 +29,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._functorch import eager_transforms, vmap
 
 from poseidon.errors import UsageError
+from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.tensors import tensors_in
 
@@ -261,8 +262,16 @@ class Reads:
             if isinstance(tensor, OnItsWay):
                 self._bring(self._indices[tensor])
 
+    def _part(self, tensor: Any) -> Tensor:
+        """Return this worker's part of a tensor, with its value."""
+        self.read(tensor)
+        return local_of(tensor)
+
     def _new_kind(self, kind: type) -> type:
-        self._kinds[kind] = type(kind.__name__, (OnItsWay, kind), {"reads": self, "__slots__": ()})
+        names: dict[str, Any] = {"reads": self, "__slots__": ()}
+        if hasattr(kind, "_local_tensor"):  # torch's DTensor reads it in Python
+            names["_local_tensor"] = property(self._part)
+        self._kinds[kind] = type(kind.__name__, (OnItsWay, kind), names)
         return self._kinds[kind]
 
 
@@ -279,7 +288,7 @@ class _Aliases:
 
     def __init__(self, tensors: Mapping[int, Tensor], members: Sequence[Tensor]) -> None:
         # kept: to look one up costs ten times as much as to count
-        self._storages = [tensor.untyped_storage() for tensor in tensors.values()]
+        self._storages = [local_of(tensor).untyped_storage() for tensor in tensors.values()]
         self._addresses = [storage._cdata for storage in self._storages]
         self._indices = list(tensors)
         self._places = {index: at for at, index in enumerate(tensors)}
@@ -287,7 +296,7 @@ class _Aliases:
             storage.is_shared() and not storage.is_cuda for storage in self._storages
         ]
         own = Counter(
-            member.untyped_storage()._cdata
+            local_of(member).untyped_storage()._cdata
             for member in {id(member): member for member in members}.values()
             if member.layout is torch.strided
         )

@@ -31,6 +31,7 @@ from poseidon.errors import SnapshotError, UsageError, counted, described
 from poseidon.exchange.base import Trained
 from poseidon.exchange.local_parts import is_sharded, like_shard, local_of
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.module_hooks import leave_out_of_graphs
 
 EXPECTED = "expected fully_shard(module, mesh=poseidon.host_mesh()) before distribute()"
 dist: Any = torch.distributed
@@ -162,6 +163,54 @@ def _dimension(name: str, parameter: Any, member: Membership) -> int:
         )
     dimension: int = placements[0].dim
     return dimension
+
+
+def groups_of(state: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP gathers together, of the state of a module."""
+    several = vars(state).get("_fsdp_param_groups")
+    if several is None:  # torch before 2.13
+        several = [group for group in [state._fsdp_param_group] if group is not None]
+    return list(several)
+
+
+def _groups_within(module: nn.Module) -> list[Any]:
+    divided: list[Any] = [one for one in module.modules() if hasattr(one, "_get_fsdp_state")]
+    found = [group for one in divided for group in groups_of(one._get_fsdp_state())]
+    return list({id(group): group for group in found}.values())
+
+
+def views_of_fsdp(module: nn.Module) -> list[Tensor]:
+    """Return the tensors by which FSDP has the memory of a module's parts."""
+    parameters = [one for group in _groups_within(module) for one in group.fsdp_params]
+    views = [one._sharded_param_data for one in parameters]
+    return [*views, *(base for view in views if (base := view._base) is not None)]
+
+
+def call_before_gathering(
+    module: nn.Module, call: Callable[[Sequence[Tensor]], None]
+) -> Callable[[], None]:
+    """Call a function with the parameters of each group of a module before FSDP gathers it. Return
+    what ends that.
+    """
+    groups = _groups_within(module)
+
+    def wrap(group: Any) -> None:
+        unshard = group.unshard
+
+        def gather(*arguments: Any, **named: Any) -> None:
+            call([one.sharded_param for one in group.fsdp_params])
+            unshard(*arguments, **named)
+
+        leave_out_of_graphs(gather, "waits of poseidon.distribute for values")
+        group.unshard = gather
+
+    def end() -> None:
+        for group in groups:
+            vars(group).pop("unshard", None)
+
+    for group in groups:
+        wrap(group)
+    return end
 
 
 def bring_shards(rest: Mapping[str, Tensor], member: Membership) -> None:

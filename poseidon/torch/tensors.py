@@ -203,11 +203,9 @@ class GroupPlan:
 
     @property
     def values(self) -> dict[int, Tensor]:
-        """The whole tensors of the module that get values from the exchange, by their index; the
+        """The tensors of the module that get values from the exchange, by their index; the
         rest get means of gradients.
         """
-        if self.shards:
-            return {}
         return {
             index: source
             for index, (trained, source) in enumerate(zip(self.tensors, self.sources, strict=True))

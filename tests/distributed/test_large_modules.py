@@ -201,6 +201,26 @@ def train(name, accumulate=1, clip=0.0, limit=None, how=optimizer_of, on=None, *
             if rank == 0:
                 print(name, step, mean, norm.item() if clip else 0.0)
 
+def read_after_steps():
+    model = divided()
+    generator = torch.Generator().manual_seed(rank)
+    with poseidon.distribute(model, poseidon.AdamW(lr=1e-3)) as group:
+        for step in range(4):
+            loss_of(model, generator).backward()
+            group.step()
+            up, down, head = model.blocks[0].up.weight, model.blocks[1].down.weight, model.head.weight
+            coming = len(group._loop.reads._own)
+            read = up.to_local().clone(), head.full_tensor().clone(), down.detach().to_local().clone()
+            word = model.state_dict()["word.weight"].to_local().clone()
+            left = len(group._loop.reads._own)
+            group.settle()
+            now = up.to_local(), head.full_tensor(), down.to_local(), model.word.weight.to_local()
+            assert all(map(torch.equal, (*read, word), now))
+            del now
+            if rank == 0:
+                print("coming", step, coming, left)
+
+read_after_steps()
 train("plain steps")
 train("accumulation", accumulate=2, reshard_after_forward=False)
 train("clipping", clip=0.5)
@@ -337,6 +357,8 @@ def assert_losses_of_one_process(found: str) -> None:
         assert losses(found, name) == pytest.approx(accumulated, rel=1e-6)
     assert losses(found, "clipping") == pytest.approx(2 * clipped, rel=1e-6)
     assert losses(found, "rule, clipping") == pytest.approx(clipped, rel=1e-6)
+    coming = [line.split()[2:] for line in found.splitlines() if line.startswith("coming")]
+    assert coming == [["28", "0"]] * 4  # values on their way after a step, and after state_dict()
     for name in ("again", "offloaded"):  # to the bit
         assert losses(found, name) == losses(found, "plain steps")
 

@@ -153,8 +153,6 @@ class RuleUpdate(Update):
             with loop.collections.calling(STEP):
                 loop.on(LoopEvent.STEP)
                 loop.collections.finish_step()
-                if self.plan.shards:  # `reads` guards no parts, which FSDP gathers in the next pass
-                    loop.hooks.wait()
                 loop.compare(settles=True)
             # a graph of the step before is not to be used again
             for parameter in self._trained.values():
