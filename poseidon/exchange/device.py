@@ -92,8 +92,8 @@ class Device(ABC):
     @abstractmethod
     def lend(self, memory: Tensor) -> bytes:
         """Return a handle, by which one other process of this host can `borrow` a tensor of this
-        device that has memory of its own. The memory stays until both have let go of it. Empty:
-        this is the host.
+        device, of float32 and with memory of its own. The memory stays until both have let go of
+        it. Empty: this is the host.
 
         Raises:
             RuntimeError: memory of this device cannot be lent.

@@ -226,7 +226,7 @@ class SimulatedDevice(Device):
             self._pinned.pop(memory.untyped_storage().data_ptr(), None)
 
     def lend(self, memory: Tensor) -> bytes:
-        assert isinstance(memory, SimulatedTensor)
+        assert isinstance(memory, SimulatedTensor) and memory.dtype is torch.float32
         with self.lock:
             handle = b"%d" % next(HANDLES)
             LENT[handle] = memory

@@ -184,7 +184,8 @@ def _of_gpus(
 
     if not device.is_host:
         with trying(rank):
-            memories[rank] = like.new_zeros(len(floats) * PATTERN_FLOATS + floats[rank])
+            numbers = len(floats) * PATTERN_FLOATS + floats[rank]
+            memories[rank] = like.new_zeros(numbers, dtype=torch.float32)
             write(rank)
             device.synchronize()
             lent = {other: device.lend(memories[rank]) for other in links.others}
