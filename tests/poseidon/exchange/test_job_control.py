@@ -32,6 +32,7 @@ def test_a_request_of_a_worker_that_is_alone_names_the_iteration_under_way() -> 
     delivery.advance(5)
     control.request(SignalKind.SNAPSHOT)
     assert control.requests == (Signal(SignalKind.SNAPSHOT, 5),)
+    assert [control.is_asked_for_snapshot(done) for done in (4, 5, 6)] == [False, True, False]
 
 
 @pytest.mark.parametrize(("ended", "named"), [(False, 8), (True, 9)])
