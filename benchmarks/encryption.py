@@ -113,7 +113,7 @@ class CurveClient:
 
     def __init__(self, address: str, keys: JobKeys) -> None:
         self._socket = _curve_socket(zmq.DEALER, keys)
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.workers[0].public.encode())
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(keys.workers[0].public))
         self._socket.connect(address)
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
@@ -138,8 +138,8 @@ def _curve_socket(kind: int, keys: JobKeys) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.SNDHWM, SEND_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
     socket.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.workers[0].public.encode())
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.workers[0].secret.encode())
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(keys.workers[0].public))
+    socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(keys.workers[0].secret))
     return socket
 
 

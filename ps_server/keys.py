@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import stat
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,14 +19,14 @@ from pathlib import Path
 from ps_server.errors import SpecError
 from ps_server.json_fields import fields_of, plain, value_of
 
-_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}", re.ASCII)
-"""32 bytes in Z85, as ZeroMQ writes Curve25519 keys."""
+_KEY = re.compile("[0-9a-f]{64}", re.ASCII)
+"""The 32 bytes of a Curve25519 key, hexadecimal."""
 _LONGEST_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """A Curve25519 pair, both halves in Z85.
+    """A Curve25519 pair, both halves hexadecimal.
 
     Args:
         public: identifies the process.
@@ -43,10 +44,12 @@ class KeyPair:
     @classmethod
     def new(cls) -> KeyPair:
         """Make a pair."""
-        import zmq  # a launcher that makes no keys starts without it
+        return cls.of(secrets.token_bytes(32))
 
-        public, secret = zmq.curve_keypair()
-        return cls(public=public.decode(), secret=secret.decode())
+    @classmethod
+    def of(cls, secret: bytes) -> KeyPair:
+        """Return the pair of a secret of 32 bytes; any are one."""
+        return cls(public=_public_of(secret.hex()), secret=secret.hex())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,7 @@ class JobKeys:
 def check_public(key: str) -> None:
     """Raise SpecError where a text is not a public key."""
     if not _KEY.fullmatch(key):
-        raise SpecError(f"'{key:.60}' is not a public key; expected 40 characters of Z85")
+        raise SpecError(f"'{key:.60}' is not a public key; expected 64 hexadecimal digits")
 
 
 @lru_cache(maxsize=8)
@@ -161,6 +164,8 @@ def write_keyring(path: Path, keys: Keyring) -> None:
 
 
 def _public_of(secret: str) -> str:
-    import zmq  # as `KeyPair.new`
+    # a launcher that makes no keys starts without it
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    return zmq.curve_public(secret.encode()).decode()
+    key = X25519PrivateKey.from_private_bytes(bytes.fromhex(secret))
+    return key.public_key().public_bytes_raw().hex()

@@ -31,9 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import zmq
-from zmq.utils import z85
-
 from poseidon.base.paths import own_command
 from poseidon.cluster.agent.messages import Join
 from poseidon.errors import JobError, UsageError
@@ -183,9 +180,8 @@ def task_keys(key: bytes) -> Keyring:
 
 
 def _pair(key: bytes, role: str) -> KeyPair:
-    """Derive a key pair; any 32 bytes are a secret key of Curve25519."""
-    secret = z85.encode(hmac.digest(key, f"poseidon meeting 1, {role}".encode(), hashlib.sha256))
-    return KeyPair(public=zmq.curve_public(secret).decode(), secret=secret.decode())
+    """Derive a key pair."""
+    return KeyPair.of(hmac.digest(key, f"poseidon meeting 1, {role}".encode(), hashlib.sha256))
 
 
 _NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)

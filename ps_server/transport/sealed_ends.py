@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zmq.utils import z85
-
 from ps_server.errors import PacketsMissing, RemoteProtocolError
 from ps_server.keys import KeyPair, Keyring
 from ps_server.transport.base import Buffer
@@ -46,8 +44,8 @@ class ConnectingEnd:
 
     def __init__(self, keys: Keyring, shard: int) -> None:
         self._initiator = Initiator(
-            z85.decode(keys.own.secret),
-            z85.decode(keys.expect[shard]),
+            bytes.fromhex(keys.own.secret),
+            bytes.fromhex(keys.expect[shard]),
             offer(has_aes=has_aes()),
         )
         self.sealer: Sealer | None = None
@@ -107,8 +105,8 @@ class ListeningEnd:
 
     def __init__(self, keys: Keyring) -> None:
         _rehearse()
-        self._secret = z85.decode(keys.own.secret)
-        self._admit = frozenset(z85.decode(key) for key in keys.admit)
+        self._secret = bytes.fromhex(keys.own.secret)
+        self._admit = frozenset(bytes.fromhex(key) for key in keys.admit)
         self._sessions: dict[bytes, ServerConnection] = {}
         self._numbers: dict[bytes, bytes] = {}
         self._of_peer: dict[bytes, ServerConnection] = {}
@@ -173,9 +171,9 @@ def _rehearse() -> None:
     their first use; later strangers may hold all files that the process can open.
     """
     own = KeyPair.new()
-    public = z85.decode(own.public)
+    public = bytes.fromhex(own.public)
     near = ConnectingEnd(Keyring(own=own, expect=(own.public,)), 0)
-    second, agreed = respond(z85.decode(own.secret), near.first, {public}, _answer)
+    second, agreed = respond(bytes.fromhex(own.secret), near.first, {public}, _answer)
     far = _session(second, agreed)
     near.receive([memoryview(second)])
     assert near.sealer is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from zmq.utils import z85
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.keys import KeyPair
@@ -37,11 +36,11 @@ PAIR, OTHER, SHARD = KeyPair.new(), KeyPair.new(), KeyPair.new()
 
 
 def secret(pair: KeyPair) -> bytes:
-    return z85.decode(pair.secret)
+    return bytes.fromhex(pair.secret)
 
 
 def public(pair: KeyPair) -> bytes:
-    return z85.decode(pair.public)
+    return bytes.fromhex(pair.public)
 
 
 def echo(payload: bytes) -> bytes:
