@@ -23,6 +23,7 @@ import torch.distributed
 import torch.distributed.rpc
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import _mesh_resources
+from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.errors import UsageError, counted
 from poseidon.torch.process_group.backend import NAME, PoseidonGroup, initialize
@@ -53,6 +54,12 @@ HAS_GROUP = (
 CALLS_OTHERS = (
     "torch.distributed.rpc connects the workers by itself and runs what it receives; expected "
     "collectives, send() and recv() of torch.distributed, or torchrun"
+)
+
+JOINS_SEVERAL = (
+    "Join has several DistributedDataParallel modules, whose reductions a worker that has ended its "
+    "inputs cannot repeat in the others' order, and torch aborts; expected one module, which may "
+    "contain the others"
 )
 
 
@@ -89,7 +96,12 @@ def groups_of_job() -> Iterator[None]:
         notices[joinable] = notify(joinable)
         return notices[joinable]
 
-    barrier = dist.monitored_barrier
+    def join(self: Join, joinables: list[Any], *arguments: Any, **named: Any) -> None:
+        if sum(isinstance(one, DistributedDataParallel) for one in joinables) > 1:
+            raise UsageError(JOINS_SEVERAL)
+        make(self, joinables, *arguments, **named)
+
+    barrier, make = dist.monitored_barrier, Join.__init__
     notify = Join.notify_join_context
     notices: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
     with ExitStack() as undo:
@@ -97,6 +109,7 @@ def groups_of_job() -> Iterator[None]:
         for owner in (dist, c10d):
             undo.enter_context(replaced(owner, "monitored_barrier", monitored_barrier))
         undo.enter_context(replaced(Join, "notify_join_context", notify_join_context))
+        undo.enter_context(replaced(Join, "__init__", join))
         undo.enter_context(replaced(torch.distributed.rpc, "init_rpc", refusal(CALLS_OTHERS)))
 
         def keep_within_hosts(api: Any) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.errors import UsageError
 from poseidon.torch.process_group import backend
 from poseidon.torch.process_group.backend import Calls, PoseidonGroup
 from poseidon.torch.process_group.collectives import Collectives
+from poseidon.torch.process_group.functions import groups_of_job
 from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
 from ps_server import StalenessTimeout
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
@@ -395,3 +398,12 @@ def test_a_script_does_not_wait_for_the_copy_of_a_result(monkeypatch: pytest.Mon
     monkeypatch.setattr(backend, "_fill", noted)
     with simulated_devices(SIZE, 5) as devices, meshes(SIZE) as made:
         on_all(made, run)
+
+
+def test_join_of_several_modules_is_refused() -> None:
+    modules = [object.__new__(DistributedDataParallel) for _ in range(2)]
+    with (
+        groups_of_job(),
+        pytest.raises(UsageError, match=r"^Join has several Distributed.*one module"),
+    ):
+        Join(modules)
