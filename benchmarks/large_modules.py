@@ -5,8 +5,8 @@
     sudo python benchmarks/large_modules.py --rate 1000 --only hsdp,ps --rounds 3
 
 Each host is a network namespace with two workers of one thread, and a link of `--rate` Mbit/s. The
-jobs take turns; a row is the median over the rounds. `hsdp` is torch's HSDP over gloo, `ddp` the
-same script by `poseidon run --ddp`, the others are `poseidon.distribute`, and `whole` with a module
+jobs take turns; a row is the median over the rounds. `hsdp` is torch's HSDP over gloo, `ddp` and
+`ddp_int8` the same script by `poseidon run --ddp`, the others are `poseidon.distribute`, and `whole` with a module
 that is not divided. Columns: seconds a step; MB that the first host sends in a step, by the counter
 of its link; bytes of memory that a worker has of its own for each parameter after the steps, more
 than before the module was made; and the loss of the last step.
@@ -49,6 +49,7 @@ MEASURED = "measured "
 JOBS: dict[str, tuple[str, ...]] = {
     "hsdp": (),
     "ddp": ("--ddp",),
+    "ddp_int8": ("--ddp", "--compress=int8"),
     "ps": ("--exchange=ps",),
     "allreduce": ("--exchange=allreduce",),
     "int8": ("--exchange=ps", "--compress=int8"),
@@ -77,7 +78,7 @@ def work(how: str, steps: int) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    by_script = how in ("hsdp", "ddp")
+    by_script = not JOBS[how] or "--ddp" in JOBS[how]
     if by_script:
         dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
