@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
+from poseidon.exchange.base import Trained, local_of
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
-from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 from poseidon.exchange.turns import stacked
 

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from poseidon.engine.session import State
 from poseidon.engine.worker_context import WorkerContext
-from poseidon.exchange.base import Trained
-from poseidon.exchange.local_parts import local_of
+from poseidon.exchange.base import Trained, local_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.ddp_replicas import DdpReplicas
 from poseidon.torch.masters import TYPES

@@ -35,11 +35,10 @@ from poseidon.engine.session import Act, Applies, LoopEvent, LoopPosition, State
 from poseidon.engine.state_tree import Leaf, StateTree
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.base import ExchangeSettings, is_sharded
 from poseidon.exchange.broadcast import Gather
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.local_parts import is_sharded
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import ObservedCall
 from poseidon.exchange.options import OnDivergence

@@ -22,7 +22,7 @@ from torch import Tensor
 from poseidon.engine.packed import on_host
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateTree, first
 from poseidon.errors import SnapshotError, UsageError, counted
-from poseidon.exchange.local_parts import is_sharded, local_of
+from poseidon.exchange.base import is_sharded, local_of
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.shards import divided, part_of, whole
 

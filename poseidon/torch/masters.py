@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.errors import SnapshotError
-from poseidon.exchange.base import Trained
-from poseidon.exchange.local_parts import local_of
+from poseidon.exchange.base import Trained, local_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.server.table import of_values
 from ps_server import Consistency, RuleKind

@@ -22,9 +22,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import UsageError
+from poseidon.exchange.base import local_of
 from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
 from poseidon.torch.shards import call_before_gathering
 from poseidon.torch.tensors import GroupPlan

@@ -29,7 +29,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._functorch import eager_transforms, vmap
 
 from poseidon.errors import UsageError
-from poseidon.exchange.local_parts import local_of
+from poseidon.exchange.base import local_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.tensors import tensors_in
 

@@ -44,9 +44,9 @@ from poseidon.engine.this_process import current_line, place_of, running_in
 from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
 from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import PoseidonError
+from poseidon.exchange.base import forget_meshes
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.local_parts import forget_meshes
 from poseidon.exchange.observe.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.process_group.backend import Calls, register

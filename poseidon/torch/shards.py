@@ -28,8 +28,7 @@ from poseidon.engine.packed import mapped
 from poseidon.engine.state_tree import Found, Leaf, Scope
 from poseidon.engine.this_process import current_context
 from poseidon.errors import SnapshotError, UsageError, counted, described
-from poseidon.exchange.base import Trained
-from poseidon.exchange.local_parts import is_sharded, like_shard, local_of
+from poseidon.exchange.base import Trained, is_sharded, like_shard, local_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 

@@ -23,9 +23,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
+from poseidon.exchange.base import Trained, local_of
 from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
-from poseidon.exchange.local_parts import local_of
 from poseidon.torch.masters import TYPES, as_float32
 from poseidon.torch.shards import Shards
 from poseidon.torch.tables.plan import PlannedTable, users_of_parameters

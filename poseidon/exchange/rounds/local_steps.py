@@ -56,9 +56,8 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
 from poseidon.exchange.rounds.quorum import QuorumRounds, RoundDelivery
-from poseidon.exchange.rounds.state import InnerWorkers, RoundsState
+from poseidon.exchange.rounds.state import DelayedMomentum, InnerWorkers, RoundsState
 from ps_server import Rule, RuleKind
 from ps_server.interruption import Interruption
 
@@ -72,7 +71,7 @@ def outer_rule(options: ExchangeOptions, *, delayed: bool = False) -> Rule:
 
     Args:
         options: rate, momentum and its kind.
-        delayed: whether rank 0 adds the momentum (`delayed_momentum.py`).
+        delayed: whether rank 0 adds the momentum (`DelayedMomentum`).
     """
     if delayed:
         return Rule()
@@ -161,7 +160,7 @@ class RoundsCarrier(GradientCarrier):
             gradients.
         options: steps of a round, fragments, delay and mix, and the outer rate.
         delayed: number of workers that exchange these tensors, where the first of them adds the
-            outer momentum (`delayed_momentum.py`); 0: the outer rule has it.
+            outer momentum (`DelayedMomentum`); 0: the outer rule has it.
         reads_outer: whether this worker is the first of them: it reads the outer histories for
             snapshots.
         quorum: the rounds, where a quorum of the workers ends them; None: all do.

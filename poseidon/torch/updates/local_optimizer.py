@@ -25,7 +25,7 @@ from poseidon.engine.session import Applies, LoopEvent
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.local_parts import local_of
+from poseidon.exchange.base import local_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.own_states import OwnOptimizerStates

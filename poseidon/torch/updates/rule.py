@@ -14,7 +14,7 @@ from poseidon.engine.session import Applies, LoopEvent, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.local_parts import local_of
+from poseidon.exchange.base import local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.masters import under_a_rule
 from poseidon.torch.module_watch import SentGradients

@@ -23,7 +23,7 @@ from poseidon.engine.session import Applies, LoopEvent, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.local_parts import like_shard, local_of
+from poseidon.exchange.base import like_shard, local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.shards import of_optimizer, whole

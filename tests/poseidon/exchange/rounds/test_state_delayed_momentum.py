@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
+from poseidon.exchange.rounds.state import DelayedMomentum
 
 
 def momentum_of(anchors: list[torch.Tensor], *, nesterov: bool = True) -> DelayedMomentum:
