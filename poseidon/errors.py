@@ -163,7 +163,7 @@ def out_of_memory(error: BaseException, in_use: str = "") -> str | None:
     found = " while ".join(part for part in (more, used) if part)
     return (
         f"out of memory{' of the GPU' if on_gpu else ''}{f': {found}' if found else ''}; "
-        "use a smaller batch_size, or put fewer workers on this machine"
+        "use a smaller batch_size or file, or put fewer workers on this machine"
     )
 
 

@@ -38,7 +38,7 @@ def test_memory_that_runs_out_is_told_from_other_errors() -> None:
     on_gpu = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB"
     )
-    does = "do not fit; use a smaller batch_size, or put fewer workers on this machine"
+    does = "do not fit; use a smaller batch_size or file, or put fewer workers on this machine"
     assert out_of_memory(of_torch.value) == f"out of memory: {2**60} bytes more {does}"
     assert out_of_memory(of_numpy.value) == f"out of memory: 1.00 EiB more {does}"
     assert out_of_memory(on_gpu) == f"out of memory of the GPU: 2.00 GiB more {does}"
