@@ -22,7 +22,7 @@ from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP
 from poseidon.errors import UsageError, described
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
-from ps_server import PeerLeft, PeerLost
+from ps_server import PeerLeft, PeerLost, ServerError
 
 HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
 
@@ -128,8 +128,10 @@ class LoopCollections:
     def leaving(self, error: BaseException | None) -> Iterator[None]:
         """Report that an exception has ended the `with` block of this worker, which waits inside this
         block until the others have left theirs: a collection for those that have not.
+
+        What the exchange has raised, such as the loss of a worker, the launcher knows already.
         """
-        if not isinstance(error, Exception | SystemExit):
+        if not isinstance(error, Exception | SystemExit) or _is_of_exchange(error):
             yield
             return
         self._session.collections += 1
@@ -181,6 +183,13 @@ class LoopCollections:
     def report(self, current: str = "") -> None:
         """Report the position of this worker, and the call in which it waits for others."""
         self.on_progress(self._session.position(current))
+
+
+def _is_of_exchange(error: BaseException | None) -> bool:
+    """Return whether an error is one of the exchange, or follows from one."""
+    while error is not None and not isinstance(error, ServerError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _split(part: bytes) -> tuple[GroupCall, bytes]:

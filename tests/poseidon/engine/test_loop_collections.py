@@ -26,7 +26,8 @@ from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from ps_server import PeerLost
+from ps_server import PeerLost, ServerError
+from ps_server.errors import Interrupted
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import OPTIMIZERS, How, failures_of, member
 
@@ -245,6 +246,25 @@ def test_an_exception_of_one_worker_while_another_waits_for_it_elsewhere(
         "worker 0 waits for it in torch.distributed.barrier() after step 0",
         None,
     ]
+
+
+@pytest.mark.parametrize("error", [Interrupted("the job continues"), PeerLost("worker 2 is lost")])
+@pytest.mark.parametrize("is_caught", [False, True])
+def test_what_the_exchange_has_raised_is_not_reported_again(
+    error: ServerError, is_caught: bool
+) -> None:
+    reports: list[LoopPosition] = []
+    module, context = nn.Linear(3, 2), WorkerContext(on_progress=reports.append)
+    with (
+        pytest.raises((type(error), ValueError)),
+        join(module, OPTIMIZER(module), DistributeOptions(), context),
+    ):
+        try:
+            raise error
+        finally:
+            if is_caught:
+                raise ValueError("the loop has failed")
+    assert [report.raised for report in reports] == [""] * len(reports)
 
 
 @pytest.mark.parametrize(
