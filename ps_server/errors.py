@@ -88,6 +88,13 @@ def as_server_error(error: Exception, what: str) -> ServerError:
     return lost
 
 
+def found_in(error: BaseException | None) -> ServerError | None:
+    """Return the error itself, or the one that it follows from, where that is a `ServerError`."""
+    while error is not None and not isinstance(error, ServerError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def visible(text: str) -> str:
     r"""Return a text with escapes for what a terminal would obey: names in it may be foreign.
 

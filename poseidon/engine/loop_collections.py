@@ -22,7 +22,8 @@ from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP
 from poseidon.errors import UsageError, described
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
-from ps_server import PeerLeft, PeerLost, ServerError
+from ps_server import PeerLeft, PeerLost
+from ps_server.errors import found_in
 
 HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
 
@@ -131,7 +132,7 @@ class LoopCollections:
 
         What the exchange has raised, such as the loss of a worker, the launcher knows already.
         """
-        if not isinstance(error, Exception | SystemExit) or _is_of_exchange(error):
+        if not isinstance(error, Exception | SystemExit) or found_in(error):
             yield
             return
         self._session.collections += 1
@@ -183,13 +184,6 @@ class LoopCollections:
     def report(self, current: str = "") -> None:
         """Report the position of this worker, and the call in which it waits for others."""
         self.on_progress(self._session.position(current))
-
-
-def _is_of_exchange(error: BaseException | None) -> bool:
-    """Return whether an error is one of the exchange, or follows from one."""
-    while error is not None and not isinstance(error, ServerError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _split(part: bytes) -> tuple[GroupCall, bytes]:

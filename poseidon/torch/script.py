@@ -60,6 +60,7 @@ from poseidon.torch.script_process import (
 from poseidon.torch.spawning import ScriptPlace, this_machine
 from poseidon.torch.trainer_logs import taking_from_trainer
 from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server.errors import found_in
 from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.torch.script")
@@ -205,10 +206,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def lost(self, error: Exception) -> ServerError | None:
         """See `TrainingWork`: the script may have raised one of its own because of it."""
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, ServerError):
-            cause = cause.__cause__ or cause.__context__
-        return cause
+        return found_in(error)
 
     def _run_start(self) -> None:
         document, before = self.document, self._memory
