@@ -122,7 +122,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         self._begun = threading.Event()
         """Only copies are left to do."""
         self._done = threading.Event()
-        self._has_callbacks = False
+        self._has_callbacks = self._is_waited_for = False
         self._future: torch.futures.Future[Any] = torch.futures.Future()
 
     def run(self) -> None:
@@ -162,7 +162,8 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
             raise self._error
         for copy in self._copies:
             copy.device.wait(copy.event)
-        if self._has_callbacks:
+        self._is_waited_for = True
+        if self._has_callbacks or not self._copies:
             self._future.wait()  # a callback may wait for the call before
         return True
 
@@ -187,6 +188,8 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
 
     def get_future(self) -> Any:
         self._has_callbacks = True
+        if self._is_waited_for:  # torch reads its value then
+            self._future.wait()
         return self._future
 
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.errors import UsageError
 from poseidon.torch.process_group import backend
-from poseidon.torch.process_group.backend import Calls, PoseidonGroup
+from poseidon.torch.process_group.backend import Calls, PoseidonGroup, PoseidonWork
 from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.functions import groups_of_job
 from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
@@ -407,3 +407,29 @@ def test_join_of_several_modules_is_refused() -> None:
         pytest.raises(UsageError, match=r"^Join has several Distributed.*one module"),
     ):
         Join(modules)
+
+
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_a_call_that_was_waited_for_has_its_result(
+    asks_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's DDP reads the value of the future without a further wait."""
+    work = PoseidonWork(lambda _: None, 3, Calls(lambda begun, name: None), lambda error: None)
+    note_done, late = work._done.set, threading.Event()
+
+    def set_late() -> None:
+        late.wait()
+        note_done()
+
+    monkeypatch.setattr(work._done, "set", set_late)
+    future = work.get_future() if asks_first else None
+    thread, release = threading.Thread(target=work.run), threading.Thread(target=late.set)
+    thread.start()
+    work._begun.wait()
+    release.start()
+    work.wait()
+    future = future or work.get_future()
+    assert future.done()
+    assert future.value() == 3
+    thread.join()
+    release.join()
