@@ -96,7 +96,9 @@ def test_each_plane_has_its_means_and_all_workers_stop_together(
 
 
 def test_each_plane_has_the_outer_momentum_of_late_rounds() -> None:
-    """Workers of a machine have equal shards with equal gradients here, so they stay equal."""
+    """What a plane's first worker sees of the other host's changes in a round depends on when they
+    come, so planes may differ; the workers of one do not.
+    """
     options = ExchangeOptions(
         kind=ExchangeKind.SERVER, staleness=1, local_steps=2, outer_momentum=0.9
     )
@@ -126,8 +128,8 @@ def test_each_plane_has_the_outer_momentum_of_late_rounds() -> None:
         TemporaryDirectory(prefix="p") as folder,
         job_addresses(ExchangeKind.SERVER, 2 * LOCAL, 2) as connect,
     ):
-        first, *others = on_threads(2 * LOCAL, lambda rank: worker(rank, connect.of(rank)))
-    for other in others:
+        ends = on_threads(2 * LOCAL, lambda rank: worker(rank, connect.of(rank)))
+    for first, other in zip(ends[:LOCAL], ends[LOCAL:], strict=True):
         assert all(map(torch.equal, first, other))
-    moved = [float((b - a).abs().max()) for a, b in pairwise(first)]
-    assert moved == sorted(moved) and moved[-1] > 1.5 * moved[0]
+        moved = [float((b - a).abs().max()) for a, b in pairwise(first)]
+        assert moved[-1] > 1.5 * moved[0]
