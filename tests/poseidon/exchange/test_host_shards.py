@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -131,5 +130,5 @@ def test_each_plane_has_the_outer_momentum_of_late_rounds() -> None:
         ends = on_threads(2 * LOCAL, lambda rank: worker(rank, connect.of(rank)))
     for first, other in zip(ends[:LOCAL], ends[LOCAL:], strict=True):
         assert all(map(torch.equal, first, other))
-        moved = [float((b - a).abs().max()) for a, b in pairwise(first)]
-        assert moved[-1] > 1.5 * moved[0]
+        without = 4 * options.outer_lr * 2 * 0.1 * 1.5  # rounds, steps, rate, mean gradient
+        assert float(first[-1].abs().max()) > 1.2 * without
