@@ -7,6 +7,7 @@ one job.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -19,14 +20,14 @@ from pathlib import Path
 from ps_server.errors import SpecError
 from ps_server.json_fields import fields_of, plain, value_of
 
-_KEY = re.compile("[0-9a-f]{64}", re.ASCII)
-"""The 32 bytes of a Curve25519 key, hexadecimal."""
+_KEY = re.compile(r"[0-9A-Za-z!#$%&()*+;<=>?@^_`{|}~-]{40}", re.ASCII)
+"""The 32 bytes of a Curve25519 key in base 85: each process is sent those of all its peers."""
 _LONGEST_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """A Curve25519 pair, both halves hexadecimal.
+    """A Curve25519 pair, both halves in base 85.
 
     Args:
         public: identifies the process.
@@ -49,7 +50,8 @@ class KeyPair:
     @classmethod
     def of(cls, secret: bytes) -> KeyPair:
         """Return the pair of a secret of 32 bytes; any are one."""
-        return cls(public=_public_of(secret.hex()), secret=secret.hex())
+        text = base64.b85encode(secret).decode()
+        return cls(public=_public_of(text), secret=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,19 @@ class JobKeys:
 def check_public(key: str) -> None:
     """Raise SpecError where a text is not a public key."""
     if not _KEY.fullmatch(key):
-        raise SpecError(f"'{key:.60}' is not a public key; expected 64 hexadecimal digits")
+        raise SpecError(f"'{key:.60}' is not a public key; expected 40 characters of base 85")
+
+
+def key_bytes(key: str) -> bytes:
+    """Return the 32 bytes of a key.
+
+    Raises:
+        SpecError: 40 characters of base 85 that are more than 32 bytes.
+    """
+    try:
+        return base64.b85decode(key)
+    except ValueError as error:
+        raise SpecError("a key is more than 32 bytes in base 85") from error
 
 
 @lru_cache(maxsize=8)
@@ -167,5 +181,5 @@ def _public_of(secret: str) -> str:
     # a launcher that makes no keys starts without it
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    key = X25519PrivateKey.from_private_bytes(bytes.fromhex(secret))
-    return key.public_key().public_bytes_raw().hex()
+    key = X25519PrivateKey.from_private_bytes(key_bytes(secret))
+    return base64.b85encode(key.public_key().public_bytes_raw()).decode()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps_server.errors import PacketsMissing, RemoteProtocolError
-from ps_server.keys import KeyPair, Keyring
+from ps_server.keys import KeyPair, Keyring, key_bytes
 from ps_server.transport.base import Buffer
 from ps_server.transport.handshake import KEY_BYTES, Agreement, Initiator, respond
 from ps_server.transport.sealing import Opener, Sealer, Suite, choose, offer
@@ -44,8 +44,8 @@ class ConnectingEnd:
 
     def __init__(self, keys: Keyring, shard: int) -> None:
         self._initiator = Initiator(
-            bytes.fromhex(keys.own.secret),
-            bytes.fromhex(keys.expect[shard]),
+            key_bytes(keys.own.secret),
+            key_bytes(keys.expect[shard]),
             offer(has_aes=has_aes()),
         )
         self.sealer: Sealer | None = None
@@ -105,8 +105,8 @@ class ListeningEnd:
 
     def __init__(self, keys: Keyring) -> None:
         _rehearse()
-        self._secret = bytes.fromhex(keys.own.secret)
-        self._admit = frozenset(bytes.fromhex(key) for key in keys.admit)
+        self._secret = key_bytes(keys.own.secret)
+        self._admit = frozenset(key_bytes(key) for key in keys.admit)
         self._sessions: dict[bytes, ServerConnection] = {}
         self._numbers: dict[bytes, bytes] = {}
         self._of_peer: dict[bytes, ServerConnection] = {}
@@ -171,9 +171,9 @@ def _rehearse() -> None:
     their first use; later strangers may hold all files that the process can open.
     """
     own = KeyPair.new()
-    public = bytes.fromhex(own.public)
+    public = key_bytes(own.public)
     near = ConnectingEnd(Keyring(own=own, expect=(own.public,)), 0)
-    second, agreed = respond(bytes.fromhex(own.secret), near.first, {public}, _answer)
+    second, agreed = respond(key_bytes(own.secret), near.first, {public}, _answer)
     far = _session(second, agreed)
     near.receive([memoryview(second)])
     assert near.sealer is not None

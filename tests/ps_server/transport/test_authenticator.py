@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import zmq
 
-from ps_server.keys import JobKeys, KeyPair
+from ps_server.keys import JobKeys, KeyPair, key_bytes
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 from tests.support.relay import Relay
 from tests.support.transport_contract import send_first
@@ -42,7 +42,7 @@ def with_a_key_of_its_own(address: str) -> zmq.Socket[bytes]:
 
 def with_the_public_half_of_a_workers_key(address: str) -> zmq.Socket[bytes]:
     options = _curve(STRANGER, KEYS.shards[0].public)
-    return _dealer(address, options | {zmq.CURVE_PUBLICKEY: bytes.fromhex(KEYS.workers[0].public)})
+    return _dealer(address, options | {zmq.CURVE_PUBLICKEY: key_bytes(KEYS.workers[0].public)})
 
 
 def without_knowing_the_shards_key(address: str) -> zmq.Socket[bytes]:
@@ -51,9 +51,9 @@ def without_knowing_the_shards_key(address: str) -> zmq.Socket[bytes]:
 
 def _curve(own: KeyPair, server: str) -> dict[int, bytes]:
     return {
-        zmq.CURVE_PUBLICKEY: bytes.fromhex(own.public),
-        zmq.CURVE_SECRETKEY: bytes.fromhex(own.secret),
-        zmq.CURVE_SERVERKEY: bytes.fromhex(server),
+        zmq.CURVE_PUBLICKEY: key_bytes(own.public),
+        zmq.CURVE_SECRETKEY: key_bytes(own.secret),
+        zmq.CURVE_SERVERKEY: key_bytes(server),
     }
 
 

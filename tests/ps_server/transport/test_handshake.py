@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ps_server.errors import RemoteProtocolError
-from ps_server.keys import KeyPair
+from ps_server.keys import KeyPair, key_bytes
 from ps_server.transport.handshake import Agreement, Initiator, respond
 
 # Noise_IK_25519_ChaChaPoly_SHA256 of the vectors of cacophony, which other libraries test as well.
@@ -36,11 +36,11 @@ PAIR, OTHER, SHARD = KeyPair.new(), KeyPair.new(), KeyPair.new()
 
 
 def secret(pair: KeyPair) -> bytes:
-    return bytes.fromhex(pair.secret)
+    return key_bytes(pair.secret)
 
 
 def public(pair: KeyPair) -> bytes:
-    return bytes.fromhex(pair.public)
+    return key_bytes(pair.public)
 
 
 def echo(payload: bytes) -> bytes:
