@@ -241,7 +241,7 @@ class LoopPosition:
             "steps": self.iterations,
             "collections": self.collections,
             "collection": self.collection,
-            **({"raised": self.raised} if self.raised else {}),
+            "raised": self.raised,
         }
 
 

@@ -349,3 +349,9 @@ def test_a_block_that_ends_with_a_pass_too_few_says_what_can_follow(how: How) ->
     for passes, or_drop in ((1, ""), (2, " or drop()")):
         (failure,) = failures_of(1, partial(run, passes=passes))
         assert str(failure) == sentence.format(or_drop)
+
+
+def test_a_later_position_takes_back_the_exception_of_one_before() -> None:
+    facts = LoopPosition(collections=1, raised="ValueError: odd batch").to_fields()
+    facts.update(LoopPosition(collections=2).to_fields())
+    assert facts == LoopPosition(collections=2).to_fields()
