@@ -84,7 +84,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def like_shard(local: Tensor, sharded: Tensor) -> Tensor:
-    """Return a tensor whose part on this worker is `local`, divided as another one is."""
+    """Return a DTensor with this local part, and with the mesh and placements of `sharded`."""
     if not is_sharded(sharded):
         return local
     of: Any = sharded

@@ -367,8 +367,8 @@ def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
 
 
 def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bool:
-    """Return whether a worker waits in a call of torch.distributed in the place of which another one
-    leaves with an exception. Its exchange finds it for other calls.
+    """Return whether a worker waits in a call of torch.distributed that another worker does not
+    make, because an exception has ended its `with` block. The exchange finds this for other calls.
     """
     return (
         position.current.startswith(OF_TORCH)

@@ -55,7 +55,7 @@ class HostMemory:
 
     Attributes:
         values: of each piece.
-        on_gpus: whether the memory is that of the owners' GPUs.
+        on_gpus: whether pieces are in the memory of GPUs.
 
     Raises:
         TransportError: there is not so much memory.
