@@ -5,8 +5,8 @@ By hand, give every worker the printed address:
     python -m ps_server --listen tcp://127.0.0.1:5555 --workers 2
 
 A launcher writes one line of JSON to standard input instead ({"token": ..., "workers": W,
-"address": ...}, see `shard_document.py`), so that the job's secret is in no argument list, and keeps the pipe open: {"do":
-"stop"} stops the shard, which stays until then; {"do": "listen", "round": 1} lets it serve the
+"address": ...}, see `shard_document.py`), so that the job's secret is in no argument list, and
+keeps the pipe open: {"do": "stop"} stops the shard, which stays until then; {"do": "listen", "round": 1} lets it serve the
 same workers once more, at a different address of its host (`rounds.py`). {"do": "pause"} closes all
 that, and {"do": "go_on", "document": {...}} opens a shard of the next start of the job in the same
 process: its document is such a first line, with "shard": its number. It may add "keys": the fields

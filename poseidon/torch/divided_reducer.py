@@ -155,8 +155,9 @@ class ShardReducer(MeanReducer):
         self._exchange.begin(index, gradient.float().contiguous())
 
     def _send_rest(self) -> None:
-        for index in self._sent if not self._wait_free else ():
-            self._send(index)
+        if not self._wait_free:
+            for index in self._sent:
+                self._send(index)
         super()._send_rest()
 
     def end_backward(self) -> None:
