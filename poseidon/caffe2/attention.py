@@ -1,5 +1,4 @@
-"""Attention of a decoder's step to the outputs of an encoder: weights over these, and their
-weighted sum, the context.
+"""Attention of a decoder's step to an encoder's outputs: weights, and their weighted sum.
 
 Shapes: L is the length of the encoder's outputs, N the batch, E their size. Each function returns
 the context (1, N, E), the weights (N, L, 1) and the blobs that the gradient can make again.
@@ -33,9 +32,7 @@ def _context(model: Any, outputs_transposed: Any, size: int, weights: Any, scope
 
 
 def _weights(model: Any, logits: Any, scope: Any, encoder_lengths: Any) -> Any:
-    """Return the softmax of the logits over the encoder's outputs, those behind the end of a
-    sequence left out.
-    """
+    """Return the softmax of the logits over the encoder's outputs up to each sequence's end."""
     if encoder_lengths is not None:
         logits = model.net.SequenceMask(
             [logits, encoder_lengths], ["masked_attention_logits"], mode="sequence"
@@ -137,9 +134,7 @@ def apply_dot_attention(
     scope: Any,
     encoder_lengths: Any = None,
 ) -> Attention:
-    """Attend by the product of the decoder's state and each output; it is projected where the
-    sizes differ.
-    """
+    """Attend by the product of the decoder's state (projected if sizes differ) and each output."""
     size, state = encoder_output_dim, decoder_hidden_state_t
     if decoder_hidden_state_dim != size:
         name = _scoped(scope, "weighted_decoder_hidden_state")
@@ -167,8 +162,7 @@ def apply_soft_coverage_attention(
     coverage_t_prev: Any,
     coverage_weights: Any,
 ) -> tuple[Any, Any, list[Any], Any]:
-    """Attend by the decoder's state and the sum of all weights so far, the coverage (arXiv
-    1601.04811).
+    """Attend by the decoder's state and the sum of all earlier weights (arXiv 1601.04811).
 
     The coverage after the step, of shape (1, N, L), is a fourth value.
     """

@@ -15,9 +15,7 @@ _THREADS = 16
 
 
 class CachedReader(DBFileReader):
-    """Reads the records of another reader from a database, which `build_cache_step` makes where
-    it is missing.
-    """
+    """Reads another reader's records from a database that `build_cache_step` makes if missing."""
 
     default_name_suffix = "cached_reader"
 
@@ -44,8 +42,7 @@ class CachedReader(DBFileReader):
         return self.original_reader._schema
 
     def build_cache_step(self, overwrite: bool = False) -> Any:
-        """Return a step that writes all records of the original reader to the database; an empty
-        one where it exists.
+        """Return a step that fills the database from the original reader; empty if it exists.
 
         Args:
             overwrite: whether it is written again where it exists.

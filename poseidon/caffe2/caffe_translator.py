@@ -39,8 +39,7 @@ TranslateModel = TranslatorRegistry.TranslateModel
 
 
 def ConvertTensorProtosToInitNet(net_params: TensorProtos, *input_names: str) -> NetDef:
-    """Return the net that makes the parameters, and a small tensor for each input, so that it
-    exists.
+    """Return the net that makes the parameters, and a small tensor for each input to exist.
 
     Args:
         net_params: parameters of float32, from `TranslateModel`.

@@ -1,6 +1,4 @@
-"""Contexts: objects that are the current one of their kind inside a `with` block, in each
-thread.
-"""
+"""Contexts: objects that are the current one of their kind in a `with` block, by thread."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ _open = _Open()
 
 
 class Managed:
-    """A kind of context: a class that inherits from this one; the classes that inherit from it
-    are of its kind.
+    """A kind of context: a subclass of this one; classes that inherit from it are of its kind.
 
     As a decorator, an instance is the context of each call of the function.
     """
@@ -97,9 +94,7 @@ class DefaultManaged(Managed):
 def define_context(
     arg_name: str | None = None, allow_default: bool = False
 ) -> Callable[[type], type]:
-    """Return a decorator that makes a class a kind of context: the older form of inheriting from
-    `Managed`.
-    """
+    """Return a decorator that makes a class a kind of context: the older form of `Managed`."""
 
     def decorate(cls: type) -> type:
         made = type(cls.__name__, (cls, DefaultManaged if allow_default else Managed), {})

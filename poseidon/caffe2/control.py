@@ -76,9 +76,7 @@ def _negated(blob_or_net: Any) -> tuple[core.BlobReference, list[core.Net]]:
 
 
 def BoolNet(*blobs_with_bool_value: Any) -> core.Net:
-    """Return a net that sets blobs, given as pairs of blob and boolean; they are its external
-    outputs.
-    """
+    """Return a net that sets blobs, its external outputs, given as pairs of blob and boolean."""
     net = core.Net("bool_net")
     for blob, value in _listed(blobs_with_bool_value):
         made = net.ConstantFill([], [blob], shape=[], value=value, dtype=core.DataType.BOOL)
@@ -114,8 +112,7 @@ def _related(net: core.Net, conditions: Sequence[core.BlobReference], relation: 
 
 
 def MergeConditionNets(name: str, condition_nets: Any, relation: str) -> Any:
-    """Return one net of several condition nets; its last external output relates theirs by `And`
-    or `Or`.
+    """Return one net of condition nets; its last external output is their `And` or `Or`.
 
     One net is returned itself; None for an empty list.
     """
@@ -138,8 +135,7 @@ def MergeConditionNets(name: str, condition_nets: Any, relation: str) -> Any:
 
 
 def CombineConditions(name: str, condition_nets: Any, relation: str) -> core.Net | None:
-    """Return a net that relates the conditions of nets by `And` or `Or`, once these have run;
-    None for no net.
+    """Return a net that joins the conditions of nets that have run by `And` or `Or`, or None.
 
     Raises:
         ValueError: the nets are not a list.
@@ -179,9 +175,7 @@ def DoParallel(name: str, *nets_or_steps: Any) -> core.ExecutionStep:
 def _reset(
     name: str, blob: core.BlobReference, parts: Sequence[Any], step: core.ExecutionStep
 ) -> core.ExecutionStep:
-    """Put the setting of the stop blob to false before a step of nets, which tests it after its
-    first net.
-    """
+    """Set the stop blob to false before a step of nets, which tests it after its first net."""
     return Do(name, BoolNet((blob, False)), step) if _are_nets(parts) else step
 
 
@@ -250,9 +244,7 @@ def DoUntil(name: str, condition_blob_or_net: Any, nets_or_steps: Any) -> core.E
 
 
 def Switch(name: str, *conditions: Any) -> core.ExecutionStep:
-    """Return a step that runs the parts of every condition that is true; pairs of condition and
-    parts are given.
-    """
+    """Return a step that runs the parts of each true condition, given as pairs of both."""
     return _switch("Switch", name, conditions, _run_once_if)
 
 
@@ -269,18 +261,14 @@ def _switch(kind: str, name: str, conditions: Sequence[Any], run: Any) -> core.E
 def If(
     name: str, condition_blob_or_net: Any, true_nets_or_steps: Any, false_nets_or_steps: Any = None
 ) -> core.ExecutionStep:
-    """Return a step that runs parts where a condition is true, and others, if given, where it is
-    false.
-    """
+    """Return a step that runs parts where a condition is true, and others where it is false."""
     return _choice("If", name, condition_blob_or_net, true_nets_or_steps, false_nets_or_steps)
 
 
 def IfNot(
     name: str, condition_blob_or_net: Any, true_nets_or_steps: Any, false_nets_or_steps: Any = None
 ) -> core.ExecutionStep:
-    """Return a step that runs parts where a condition is false, and others, if given, where it
-    is true.
-    """
+    """Return a step that runs parts where a condition is false, and others where it is true."""
     return _choice("IfNot", name, condition_blob_or_net, true_nets_or_steps, false_nets_or_steps)
 
 

@@ -1,5 +1,4 @@
-"""The operators `If` and `While` around given nets: which blobs of these are outside ones, and
-which are local.
+"""The operators `If` and `While` around given nets: which of their blobs are local.
 
 A blob of an inner net is an outside one where its name is in the lexical scope, the names that the
 operator's surroundings have, or where an operator reads it before the net makes it. All others are

@@ -96,8 +96,7 @@ class CRFWithLoss:
         return scores, marked
 
     def build_crf_net(self, input_blob: Any, initial_state: Any, transitions: Any) -> Any:
-        """Add the network that sums over all paths; return the logarithms of the sums by last
-        label.
+        """Add the network that sums over all paths; return the log sums by last label.
 
         Args:
             input_blob: scores, (steps, 1, labels).

@@ -57,9 +57,7 @@ def ShiftActivationDevices(
 
 
 def _shift(model: Any, every: set[str], moved: set[str], old: int, new: int) -> None:
-    """Assign the operators of one replica: the last activation of an operator decides, else the
-    first blob whose device is known.
-    """
+    """Assign operators of a replica: by their last activation, else the first known blob."""
     prefix = scope_of(model, old)
     activations = {f"{prefix}{name}" for name in every}
     device = {f"{prefix}{name}": new if name in moved else old for name in every}

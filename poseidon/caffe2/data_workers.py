@@ -87,9 +87,7 @@ class WorkerCoordinator:
                 worker.start()
 
     def stop(self) -> bool:
-        """Close the queue and wait for the threads; return whether all have ended within the
-        limit.
-        """
+        """Close the queue and join the threads; return whether all have ended within the limit."""
         self._queue.close()
         for worker in self._workers if self._started else ():
             worker.join(STOP_LIMIT_S)
@@ -190,8 +188,7 @@ def init_data_input_workers(
     batch_columns: Sequence[int | None] | None = None,
     timeout: float = 600,
 ) -> GlobalWorkerCoordinator:
-    """Add to a net what takes batches from a queue, and make the threads that fill it; `start`
-    starts them.
+    """Add what takes batches from a queue to a net, and make (not start) the threads that fill it.
 
     Args:
         net: a net or a model.

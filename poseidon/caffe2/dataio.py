@@ -1,5 +1,4 @@
-"""Readers and writers: objects that add to nets the operators that read or write a batch of
-records.
+"""Readers and writers: objects that add the operators that read or write batches of records.
 
 What they add is safe in several threads at the same time. `queue_util` and `dataset` have
 implementations.
@@ -143,9 +142,7 @@ class CounterReader(Reader):
 
 
 class ReaderWithLimitBase(Reader):
-    """The base of readers that stop before the end of another one; `data_finished` tells the two
-    apart.
-    """
+    """The base of readers that stop early; `data_finished` tells the limit from the end."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader._schema)
@@ -178,9 +175,7 @@ class ReaderWithLimitBase(Reader):
         raise NotImplementedError("Subclass must implement `setup_limiter`")
 
     def check_limiter_condition(self, stop_condition_net: Any) -> Any:
-        """Add to a net the operators that look at the limit; return the blob that is true where
-        it is reached.
-        """
+        """Add the operators that check the limit to a net; return the blob that is true at it."""
         raise NotImplementedError("Subclass must implement `check_limiter_condition`")
 
     def data_finished(self) -> Any:

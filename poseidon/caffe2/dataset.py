@@ -13,9 +13,7 @@ from poseidon.caffe2.schema import Field, InitEmptyRecord, Struct, from_blob_lis
 
 
 class _CursorReader(Reader):
-    """What the readers of a data set have in common: its content, and a cursor that is made at
-    most once.
-    """
+    """The common parts of a data set's readers: its content, and a cursor made once at most."""
 
     def __init__(
         self,
@@ -76,9 +74,7 @@ class _DatasetRandomReader(_CursorReader):
         self.loop_over = loop_over
 
     def computeoffset(self, net: Any) -> None:
-        """Add to a net the operator that finds where each record begins; it must run before the
-        first read.
-        """
+        """Add the operator that finds where records begin; it runs before the first read."""
         self.reset(net)
         self.offsets = net.ComputeOffset(
             [self.cursor, *self.dataset.content().field_blobs()], "offsets"
@@ -132,9 +128,7 @@ class _DatasetWriter(Writer):
 
 
 def Const(net: Any, value: Any, dtype: Any = None, name: str | None = None) -> Any:
-    """Feed a value to a new blob of the workspace, and return the blob as an external input of a
-    net.
-    """
+    """Feed a value to a new blob, and return the blob as an external input of a net."""
     assert isinstance(net, core.Net), "net must be a core.Net instance."
     blob = net.AddExternalInput(net.NextName(prefix=name))
     workspace.FeedBlob(str(blob), np.array(value, dtype=dtype))
@@ -172,15 +166,11 @@ class Dataset:
         self.field_blobs: list[Any] | None = fields.field_blobs() if fields.has_blobs() else None
 
     def trim(self, net: Any, multiple_of: int) -> None:
-        """Add to a net the operator that drops the last records, so that their number is a
-        multiple.
-        """
+        """Add the operator that drops the last records, so that their number is a multiple."""
         net.TrimDataset(self._blobs(), self._blobs(), fields=self.fields, multiple_of=multiple_of)
 
     def init_empty(self, init_net: Any) -> None:
-        """Let a net make new, empty blobs for the columns; the blobs of a record that the schema
-        came with stay as they are.
-        """
+        """Let a net make new, empty blobs for the columns; a record given with blobs keeps them."""
         self.field_blobs = InitEmptyRecord(init_net, self.schema.clone_schema()).field_blobs()
 
     def init_from_dataframe(self, net: Any, dataframe: Any) -> None:

@@ -1,6 +1,4 @@
-"""Libraries of operators that Caffe2 loads at run time: their operators are a part of this
-package.
-"""
+"""Libraries of operators that Caffe2 loads at run time: here they are always present."""
 
 from __future__ import annotations
 

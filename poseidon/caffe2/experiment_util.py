@@ -1,6 +1,4 @@
-"""The log file of a training: comma-separated values, a line for each time that it is asked for
-one.
-"""
+"""The log file of a training: comma-separated values, a line for each call of `log`."""
 
 from __future__ import annotations
 

@@ -15,9 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def getGradientForOp(op: caffe2_pb2.OperatorDef) -> tuple[list[caffe2_pb2.OperatorDef], list[Any]]:
-    """Return an operator's gradient operators, and the gradients of its inputs, when
-    `<output>_grad` are given.
-    """
+    """Return an operator's gradient operators and input gradients, `<output>_grad` given."""
     return core.GradientRegistry.GetGradientForOp(op, [f"{name}_grad" for name in op.output])
 
 
@@ -45,9 +43,7 @@ def _dense(
 
 
 class GradientChecker:
-    """Compares what gradient operators give with the change of a loss: half the sum of the
-    squared outputs.
-    """
+    """Compares gradient operators with the change of a loss: half the outputs' sum of squares."""
 
     def __init__(
         self,

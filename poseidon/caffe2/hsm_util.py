@@ -27,9 +27,7 @@ def create_hierarchy(tree_proto: TreeProto) -> HierarchyProto:
 def _walk(
     node: NodeProto, above: Sequence[tuple[int, int, int]], hierarchy: HierarchyProto
 ) -> None:
-    """Set the offsets of a node and those below it, depth first; `above` has the
-    index, length and target of each step to it.
-    """
+    """Set offsets below a node, depth first; `above` has index, length and target of each step."""
     length = len(node.children) + len(node.word_ids)
     node.offset = hierarchy.size
     hierarchy.size += length

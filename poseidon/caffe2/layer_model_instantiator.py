@@ -69,9 +69,7 @@ def _with_records(model: Any, net: Any) -> Any:
 def generate_training_nets_forward_only(
     model: Any, include_tags: Sequence[str] | None = None
 ) -> tuple[Any, Any]:
-    """Return the net that fills the parameters, and the net that trains without gradients and
-    updates.
-    """
+    """Return the net that fills the parameters, and the training net without its backward part."""
     init_net = model.create_init_net("train_init_net")
     net = _net(
         model,

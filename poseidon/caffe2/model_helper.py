@@ -176,9 +176,7 @@ class ModelHelper:
         return [p for p in params if not prefix or p.GetNameScope().startswith(prefix)]
 
     def GetParams(self, namescope: str | None = None, top_scope: bool = False) -> list[Any]:
-        """Return the parameters of a scope (by default the current one) and of the scopes in it;
-        "" means all.
-        """
+        """Return the parameters of a scope (default: the current) and those in it; "" is all."""
         return self._in_scope(self.params, namescope)
 
     def GetComputedParams(self, namescope: str | None = None) -> list[Any]:
@@ -242,15 +240,11 @@ class ModelHelper:
         return {p: self.grad_map[str(p)] for p in params if str(p) in self.grad_map}
 
     def AddWeightDecay(self, weight_decay: float) -> None:
-        """Add the decay to the gradients of the weights, after the gradient operators:
-        `brew.add_weight_decay`.
-        """
+        """Add the decay to the gradients, after the gradient operators: `brew.add_weight_decay`."""
         add_weight_decay(self, weight_decay)
 
     def GetOptimizationParamInfo(self, params: Iterable[Any] | None = None) -> list[Any]:
-        """Return the parameters to optimize: all that have a gradient, or all of `params` that
-        have one.
-        """
+        """Return the parameters to optimize: those, of all or of `params`, with a gradient."""
         chosen = self.param_to_grad if params is None else self.get_param_to_grad(params)
         return [
             self.get_param_info(param)

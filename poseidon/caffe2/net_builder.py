@@ -29,9 +29,7 @@ __all__ = ["NetBuilder", "Operations", "ops"]
 
 
 class ReporterBuilder(NetBuilder):
-    """A block that runs every so many milliseconds beside a task, or beside the tasks of a
-    group.
-    """
+    """A block that runs every so many milliseconds beside a task, or a group's tasks."""
 
     def __init__(self, interval_ms: int, net: Any = None, name: str | None = None) -> None:
         super().__init__(name)
@@ -52,14 +50,10 @@ class ReporterBuilder(NetBuilder):
 
 
 class Operations:
-    """Operators and blocks in the builder of the innermost block: `ops.Add(...)`, `with
-    ops.loop(...)`.
-    """
+    """Operators and blocks of the innermost builder: `ops.Add(...)`, `with ops.loop(...)`."""
 
     def net(self, net: Any = None, name: str | None = None) -> Any:
-        """Return the net that operators go to now; a net given is appended, a name begins a new
-        one.
-        """
+        """Return the net that operators go to; a net given is appended, a name begins a new one."""
         assert name is None or net is None, "Cannot provide both `net` and `name`."
         builder = NetBuilder.current()
         if net is not None:
@@ -108,9 +102,7 @@ class Operations:
         return NetBuilder.current().add(RunIf(cond, name=name))  # type: ignore[no-any-return]
 
     def IfNet(self, cond: Any, name: str | None = None) -> IfNet:
-        """Return a block that runs where a blob is true: the operator `If`, which has a
-        gradient.
-        """
+        """Return a block that runs where a blob is true: `If`, which has a gradient."""
         return NetBuilder.current().add(IfNet(cond, name=name))  # type: ignore[no-any-return]
 
     def Else(self, name: str | None = None) -> ElseNet:
@@ -122,9 +114,7 @@ class Operations:
         return NetBuilder.current().add(WhileNet(name=name))  # type: ignore[no-any-return]
 
     def Condition(self, name: str | None = None) -> Condition:
-        """Return the block of the condition of a `WhileNet`; its last operator makes one
-        boolean.
-        """
+        """Return the condition's block of a `WhileNet`; its last operator makes a boolean."""
         return Condition(name=name)
 
     def task_init(self) -> SetupBuilder:
@@ -157,15 +147,11 @@ class Operations:
         return setup
 
     def task_reporter(self, interval_ms: int = 1000, name: str | None = None) -> ReporterBuilder:
-        """Return a block that runs every so many milliseconds beside the task around, and once
-        at its end.
-        """
+        """Return a block that runs every so many milliseconds beside the task, and at its end."""
         return ReporterBuilder(interval_ms, net=self.net(), name=name)
 
     def local_reporter(self, interval_ms: int = 1000, name: str | None = None) -> ReporterBuilder:
-        """Return a block that runs every so many milliseconds beside the tasks of the group
-        around.
-        """
+        """Return a block that runs every so many milliseconds beside the group's tasks."""
         return ReporterBuilder(interval_ms, name=name)
 
 

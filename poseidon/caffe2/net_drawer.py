@@ -47,9 +47,7 @@ def _operators(operators_or_net: Any, name: str | None) -> tuple[list[Any], str]
 
 
 def GetOpNodeProducer(append_output: bool, **kwargs: Any) -> Callable[[Any, int], Any]:
-    """Return a function `(operator, index)` that makes the node of an operator; kwargs are
-    Graphviz's attributes.
-    """
+    """Return `(operator, index)` that makes an operator's node; kwargs go to Graphviz."""
 
     def produce(op: Any, op_id: int) -> Any:
         parts = [op.name or op.type]
@@ -110,8 +108,7 @@ def GetPydotGraphMinimal(
     minimal_dependency: bool = False,
     op_node_producer: Callable[[Any, int], Any] | None = None,
 ) -> Any:
-    """Return a graph of operators only: an edge leads from the one that makes a blob to those
-    that read it.
+    """Return a graph of operators only, with edges from a blob's maker to its readers.
 
     Args:
         operators_or_net, name, rankdir, op_node_producer: see `GetPydotGraph`.
@@ -136,9 +133,7 @@ def GetPydotGraphMinimal(
 
 
 def GetOperatorMapForPlan(plan_def: Any) -> dict[str, list[Any]]:
-    """Return the operators of a plan's nets, by the names of plan and net; a net without a name
-    has its number.
-    """
+    """Return the operators of a plan's nets by plan and net; a nameless net has a number."""
     return {
         f"{plan_def.name}_{net.name or f'network_{number}'}": list(net.op)
         for number, net in enumerate(plan_def.network)
@@ -188,9 +183,7 @@ def GetGraphInJson(operators_or_net: Any, output_filepath: str) -> None:
 
 
 def GetGraphPngSafe(func: Callable[..., Any], *args: Any, **kwargs: Any) -> bytes | None:
-    """Return the picture of the graph that a function makes as PNG; None, with a log line, where
-    it cannot be drawn.
-    """
+    """Return a graph's picture as PNG; None, with a log line, where it cannot be drawn."""
     try:
         graph = func(*args, **kwargs)
         return bytes(graph.create_png())
@@ -200,9 +193,7 @@ def GetGraphPngSafe(func: Callable[..., Any], *args: Any, **kwargs: Any) -> byte
 
 
 def _nets_of_plan(plan: Any) -> dict[str, list[Any]]:
-    """Return the operators of a plan's nets; raise ValueError where there are none, because the
-    bytes encode a NetDef.
-    """
+    """Return the operators of a plan's nets; ValueError if none, as of a NetDef's bytes."""
     operators = [op for net in plan.network for op in net.op]
     if not operators or not all(op.type for op in operators):
         raise ValueError("this is not a plan")
@@ -210,8 +201,7 @@ def _nets_of_plan(plan: Any) -> dict[str, list[Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw the nets of a NetDef or a PlanDef, text or binary: one `.dot` and one `.pdf` each;
-    return the exit code.
+    """Draw the nets of a NetDef or PlanDef as `.dot` and `.pdf`; return the exit code.
 
     Args:
         arguments: by default the command line's.

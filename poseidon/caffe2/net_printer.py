@@ -1,6 +1,4 @@
-"""Nets, steps, plans, tasks and jobs as text, and a check that every blob is made before it is
-read.
-"""
+"""Nets, steps, plans, tasks and jobs as text; a check that blobs are made before they are read."""
 
 from __future__ import annotations
 

@@ -48,9 +48,7 @@ def _init_output(
 
 
 def make_processor(processor: Any, reader: Any = None) -> Callable[[Any], Any]:
-    """Return a processor as a function of a record: a net becomes one that copies it, None
-    changes nothing.
-    """
+    """Return a processor as a function of a record: a net is copied, None changes nothing."""
     if processor is None:
         return lambda record: record
     if isinstance(processor, core.Net):
@@ -90,8 +88,7 @@ def pipe(
     group: Any = None,
     num_runtime_threads: int = 1,
 ) -> Any:
-    """Make a task that reads until reader or writer say stop, processes and writes; return what
-    it writes to.
+    """Make a task that reads to the end, processes and writes; return what it writes to.
 
     Args:
         input: a reader, or what has one (a queue).
@@ -122,9 +119,7 @@ def pipe_and_output(
     num_runtime_threads: int = 1,
     final_outputs: Any = None,
 ) -> tuple[Any, Any]:
-    """Do what `pipe` does; return also the outputs of the task, one or several as
-    `final_outputs` names them.
-    """
+    """Do what `pipe` does; return also the task's outputs, as `final_outputs` names them."""
     assert num_threads > 0
     made, task = _pipe_step(
         input,

@@ -107,8 +107,7 @@ class Queue(dataio.Pipe):
 
 
 def enqueue(net: Any, queue: Any, data_blobs: Any, status: Any = None) -> Any:
-    """Add to a net the operator that puts blobs into a queue; return the blob that is true where
-    it is closed.
+    """Add the operator that enqueues blobs to a net; return the blob that tells it is closed.
 
     The operator moves its blobs: one that is given twice is copied.
     """

@@ -30,9 +30,7 @@ class _QueueWriter(Writer):
         self._schema = schema
 
     def write(self, writer_net: Any, fields: Any) -> Any:
-        """See `Writer`: the batch is checked against the schema; the blob that is
-        true where the queue is closed is returned.
-        """
+        """See `Writer`: checks the batch against the schema; the blob is true at the end."""
         blobs = list(fields.field_blobs() if isinstance(fields, Field) else fields)
         assert self._schema is not None
         writer_net.CheckDatasetConsistency(blobs, [], fields=self._schema.field_names())
@@ -89,8 +87,7 @@ class RecordQueue:
     def build(
         self, reader: Reader, process: Callable[[Any, Any], Any] | None = None
     ) -> tuple[Reader, Any, Any, Any]:
-        """Return the queue's reader, the step that fills the queue, the step that closes it, and
-        the schema.
+        """Return the queue's reader, the steps that fill and close it, and the schema.
 
         Args:
             reader: where the records come from.

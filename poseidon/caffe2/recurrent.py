@@ -1,6 +1,4 @@
-"""Recurrent networks of a step net: the operator with all that it needs to know, and the
-gradient of a step.
-"""
+"""Recurrent networks of a step net: the operator's arguments, and a step's gradient."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ step behind.
 
 @dataclass
 class _Links:
-    """What ties a step to the outside: forward, backward, and the parts of the states that are
-    outputs.
-    """
+    """What ties a step to the outside: forward, backward, and the states' outputs."""
 
     forward: list[Triple] = field(default_factory=list)
     backward: list[Triple] = field(default_factory=list)
@@ -180,9 +176,7 @@ def _tie(
     links: Mapping[Any, Any],
     backward: _Backward | None,
 ) -> _Links:
-    """Return what ties the step to the states and the sequence; the backward net gets its
-    external inputs.
-    """
+    """Return the ties of states and sequence; the backward net gets its external inputs."""
     after_of = {str(before): str(after) for before, after in links.items()}
     tied = _Links()
     for blob, _ in initial:
@@ -225,8 +219,7 @@ def set_rnn_executor_config(
 
 
 def retrieve_step_blobs(net: Any, prefix: str = "rnn") -> list[bytes]:
-    """Copy the blobs of all steps of the recurrent networks of a net into the workspace, after a
-    run of it.
+    """Copy all steps' blobs of a net's recurrent networks to the workspace after a run.
 
     Args:
         net: the net.

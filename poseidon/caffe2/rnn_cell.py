@@ -157,8 +157,7 @@ def layered_LSTM(
     create_lstm: Any = LSTM,
     **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Add layers as recurrent networks of their own, one after the other; return the outputs of
-    the last.
+    """Add layers as consecutive recurrent networks; return the outputs of the last.
 
     `create_lstm` makes a layer; the other arguments are as for `LSTM`.
     """
@@ -181,9 +180,7 @@ def layered_LSTM(
 
 
 def GetLSTMParamNames() -> dict[str, list[str]]:
-    """Return the names of the parts of an LSTM's weights and biases, in the order in which they
-    lie there.
-    """
+    """Return the names of the parts of an LSTM's weights and biases, as they lie there."""
     gates = ("input_gate", "forget_gate", "output_gate", "cell")
     return {"weights": [f"{gate}_w" for gate in gates], "biases": [f"{gate}_b" for gate in gates]}
 
@@ -225,8 +222,7 @@ def _with_attention(
     forget_bias: float = 0.0,
     forward_only: bool = False,
 ) -> Any:
-    """Add a decoder that attends to the outputs of an encoder (arXiv 1409.0473, with the context
-    of arXiv 1508.04025).
+    """Add a decoder that attends to an encoder (arXiv 1409.0473; context of arXiv 1508.04025).
 
     Args:
         cell_class: the cell.

@@ -171,8 +171,7 @@ def from_column_list(
     col_blobs: Sequence[Any] | None = None,
     col_metadata: Sequence[Any] | None = None,
 ) -> Any:
-    """Return the record of columns with full names; parts named lengths and values, or keys too,
-    are a list.
+    """Return the record of named columns; parts lengths and values (and keys) are a list.
 
     Raises:
         AssertionError: there is not one type, blob and metadata for each name.

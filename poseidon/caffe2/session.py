@@ -1,6 +1,4 @@
-"""Sessions: they run nets, steps, plans, tasks and groups of tasks, and keep the workspace
-between runs.
-"""
+"""Sessions: they run nets, steps, plans and tasks, and keep the workspace between."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from poseidon.caffe2.task import Cluster, Task, TaskGroup, WorkspaceType
 
 
 class CompiledRunnable(NamedTuple):
-    """What `Session.compile` returns: the compiled object, and the class of sessions that can
-    run it.
-    """
+    """What `Session.compile` returns: the compiled object, and its class of sessions."""
 
     obj: Any
     session_class: type

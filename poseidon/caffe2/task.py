@@ -120,17 +120,13 @@ class TaskGroup(context.Managed):
         return list(dict.fromkeys(task.node for task in [*self._tasks, *self._tasks_to_add]))
 
     def report_step(self, step: Any = None, node: Any = None, interval_ms: int = 1000) -> None:
-        """Run a step on a node beside its tasks, every so many milliseconds, and once when they
-        have ended.
-        """
+        """Run a step on a node beside its tasks, every so many milliseconds, and at the end."""
         step = core.to_execution_step(step)
         step.RunEveryMillis(interval_ms)
         self._report_steps.append((str(node or Node.current(node)), step))
 
     def report_net(self, net: Any = None, node: Any = None, report_interval: int = 5) -> core.Net:
-        """Return the net that runs on a node every so many seconds; it is made where none is
-        given.
-        """
+        """Return the net that runs on a node every so many seconds, by default a new one."""
         name = str(node or Node.current(node))
         assert net is None or name not in self._report_nets, (
             f"Node {name} has a report net already."
@@ -210,9 +206,7 @@ def final_output(blob_or_record: Any) -> TaskOutput:
 
 
 class Task(context.Managed):
-    """A step, built by its `with` block or given, with what its nets want to run before and
-    after it.
-    """
+    """A step, given or of a `with` block, with what its nets run before and after it."""
 
     TASK_SETUP = "task_setup"
     TASK_INSTANCE_SETUP = "task_instance_setup"
@@ -323,8 +317,7 @@ class Task(context.Managed):
         return self.output_list().names()
 
     def get_step(self) -> Any:
-        """Return the step, with what runs before, beside and after the task and each of its
-        instances.
+        """Return the step with what runs before, beside and after the task and its instances.
 
         A task without outputs gets one, as in Caffe2: a zero, made by a net that runs after the
         task.

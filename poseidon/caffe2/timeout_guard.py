@@ -1,6 +1,4 @@
-"""Watchdogs: the process ends, with the stacks of all threads, when a call does not return in
-time.
-"""
+"""Watchdogs: the process ends, with all threads' stacks, when a call takes too long."""
 
 from __future__ import annotations
 
@@ -38,8 +36,7 @@ def _end_process(reason: str) -> None:
 
 @contextmanager
 def CompleteInTimeOrDie(timeout_secs: float) -> Iterator[None]:
-    """End the process when the block takes longer: KeyboardInterrupt first, SIGABRT ten seconds
-    later.
+    """End the process when the block takes longer: KeyboardInterrupt, SIGABRT after ten seconds.
 
     Args:
         timeout_secs: the longest time.
@@ -55,8 +52,7 @@ def CompleteInTimeOrDie(timeout_secs: float) -> Iterator[None]:
 
 
 def EuthanizeIfNecessary(timeout_secs: float = 120) -> None:
-    """End the process when it still runs after a time: called at the end of a script whose
-    threads may hang.
+    """End the process if it still runs after a time: for scripts whose threads may hang.
 
     Args:
         timeout_secs: the time.

@@ -1,5 +1,4 @@
-"""Operators as functions of PyTorch: `torch.ops._caffe2.LayerNorm`, as in the PyTorch that had
-Caffe2.
+"""Operators as PyTorch functions: `torch.ops._caffe2.LayerNorm`, as PyTorch once had.
 
 The import of `poseidon.caffe2.workspace` makes them. TorchScript can call them, and gradients flow
 through them.

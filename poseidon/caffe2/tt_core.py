@@ -1,5 +1,4 @@
-"""Weights as tensor trains (arXiv 1509.06569): cores that are drawn at random, or found for a
-matrix.
+"""Weights as tensor trains (arXiv 1509.06569): cores drawn at random or of a matrix.
 
 The cores are one vector, the last one first, in the form that the operator `TT` reads.
 """
@@ -65,8 +64,7 @@ def matrix_to_tt(
 
 
 def tt_svd(tensor: np.ndarray, sizes: Sequence[int], tt_ranks: Sequence[int]) -> list[np.ndarray]:
-    """Return the cores of a tensor, each of the shape (rank, size, next rank), by one SVD after
-    another.
+    """Return a tensor's cores, (rank, size, next rank) each, by consecutive SVDs.
 
     Args:
         tensor: the tensor.

@@ -251,9 +251,7 @@ class StopGuard(RunOnce):
 
 
 class RunIf(RunOnce):
-    """A block that runs where a blob is true, and no block before it in the chain of conditions
-    has run.
-    """
+    """A block that runs where a blob is true and no earlier block of the chain has run."""
 
     def __init__(
         self, cond_blob: Any = None, name: str | None = None, _already_ran: Any = None
@@ -293,9 +291,7 @@ class RunIf(RunOnce):
 
 
 class SetupBuilder(NetBuilder):
-    """A block that runs before or after a task: an attribute of the net in
-    which it stands; see `task.get_setup_nets`.
-    """
+    """A block before or after a task: an attribute of its net; see `task.get_setup_nets`."""
 
     INIT = "init"
     EXIT = "exit"

@@ -35,9 +35,7 @@ class Metadata(
         defaults=[None, None, None],
     )
 ):
-    """What is known of a column: the limit of its integers, the mean of its values, its
-    features.
-    """
+    """What is known of a column: the limit of its integers, the mean of its values, features."""
 
     __slots__ = ()
 
@@ -276,9 +274,7 @@ class Scalar(Field):
 
 
 def _type_of(dtype: Any) -> np.dtype[Any] | None:
-    """Return a numpy type, None for an unknown one; `(type, 1)` has rows of one value, which
-    numpy would drop.
-    """
+    """Return a numpy type, None for an unknown one; `(type, 1)`, which numpy would drop, stays."""
     if isinstance(dtype, tuple):
         if dtype[0] == np.void:
             raise TypeError(
@@ -304,9 +300,7 @@ def _array_of(values: Any, kind: np.dtype[Any] | None) -> tuple[np.ndarray, np.d
 
 
 def normalized(value: Any, keep_blobs: bool = True) -> Any:
-    """Return a copy of a part; a type is a column of that type, anything else the blob of a
-    column.
-    """
+    """Return a copy of a part; a type becomes its column, anything else the blob of one."""
     if isinstance(value, Field):
         return value.clone(keep_blobs=keep_blobs)
     return Scalar(dtype=value) if isinstance(value, (type, np.dtype, tuple)) else Scalar(blob=value)

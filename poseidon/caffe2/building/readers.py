@@ -1,6 +1,4 @@
-"""The bases of readers and writers, which add to nets the operators that read or write a batch
-of records.
-"""
+"""The bases of readers and writers, which add operators that read or write a batch of records."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ class Reader:
         """Add to two nets what runs before and after the task that reads."""
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
-        """Return the nets that read a batch, the blob that is true at the end of the data, and
-        the blobs of the batch.
+        """Return the nets that read a batch, the blob that tells the end, and the batch's blobs.
 
         Args:
             local_init_net, local_finish_net: nets that run before and after each thread of the
@@ -51,9 +48,7 @@ class Reader:
         return nets, should_stop, from_blob_list(self._schema, fields) if self._schema else fields
 
     def read(self, read_net: Any) -> tuple[Any, Any]:
-        """Add to a net the operators that read a batch; return the blob that is
-        true at the end, and the batch's blobs.
-        """
+        """Add operators that read a batch to a net; return the end's and the batch's blobs."""
         raise NotImplementedError("Readers must implement `read`.")
 
     def reset(self, net: Any) -> None:
@@ -84,9 +79,7 @@ class Reader:
 
 
 class Writer:
-    """The base of writers: an implementation has `write`, and `commit` where the end of the data
-    is announced.
-    """
+    """The base of writers: `write`, and `commit` where the end of the data is announced."""
 
     _schema: Field | None = None
 
@@ -130,9 +123,7 @@ class Writer:
     def write_record_ex(
         self, fields: Any, local_init_net: Any, local_finish_net: Any, stop_blob: Any = None
     ) -> tuple[list[Any], Any]:
-        """Return the nets that write a record, and the blob that is true where nothing more can
-        be written.
-        """
+        """Return the nets that write a record, and the blob that is true when no more fits."""
         blobs = self._blobs(fields)
         if stop_blob is None:
             stop_blob = local_init_net.NextName("dequeue_status")

@@ -1,6 +1,4 @@
-"""Jobs with checkpoints: what runs before, in each epoch and after a training, and files of its
-blobs in between.
-"""
+"""Jobs with checkpoints: what runs before, in and after each epoch, and the files in between."""
 
 from poseidon.caffe2.checkpoint.managers import (
     CheckpointManager,

@@ -75,9 +75,7 @@ class _Manager:
             self._metadata_handler.write(epoch=epoch)
 
     def get_resume_from_epoch_id(self, user_epoch: int | None = None) -> int | None:
-        """Return the epoch after which to continue: the handler's last, by default the user's;
-        None if there is none.
-        """
+        """Return the epoch to continue after: the handler's, by default the user's, or None."""
         if self._metadata_handler is not None:
             return self._metadata_handler.last_epoch(user_epoch=user_epoch)  # type: ignore[no-any-return]
         return user_epoch
@@ -98,9 +96,7 @@ class _Manager:
             )
 
     def cp_accessible(self, epoch: int | None = None) -> bool:
-        """Return whether the files, of an epoch or at all, can be reached: what the handler
-        finds, else True.
-        """
+        """Return whether the files (of an epoch) can be reached, by the handler, else True."""
         if self._metadata_handler is None:
             return True
         return bool(self._metadata_handler.cp_accessible(epoch))
@@ -138,8 +134,7 @@ class CheckpointManager(_Manager):
         path_prefix: str | None = None,
         path_type: str | None = None,
     ) -> Task:
-        """Return the task that finds the blobs to save: all blobs of the workspace, or of the file
-        of an epoch.
+        """Return the task that finds the blobs to save: the workspace's, or an epoch's file's.
 
         Args:
             nodes: at most one.
@@ -228,9 +223,7 @@ class CheckpointManager(_Manager):
         )
 
     def check_db_exists(self, epoch: int) -> Task:
-        """Return the task that finds out whether there is a file of an epoch; its output is a
-        boolean.
-        """
+        """Return the task whose output tells whether there is a file of an epoch."""
         path = db_name(epoch, self._node_name, self._db_prefix)
         logger.info("Check existence of %s", path)
         with Task() as task:
@@ -324,9 +317,7 @@ class MultiNodeCheckpointManager(_Manager):
     def load_blobs_locally(
         self, nodes: Sequence[str], blob_names: Sequence[str], epoch: int, session: Any
     ) -> bool:
-        """Load some blobs from the files of all nodes into a session; return False where a file
-        is missing.
-        """
+        """Load blobs from all nodes' files into a session; return False if a file is missing."""
         self._make_managers(nodes)
         for _, manager in self._managers():
             exists = manager.check_db_exists(epoch)

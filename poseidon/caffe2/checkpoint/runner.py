@@ -48,9 +48,7 @@ class Job(context.Managed):
         return self._nodes_to_checkpoint or self.init_group.used_nodes()
 
     def compile(self, session_class: Any) -> None:
-        """Bring the groups into the form that sessions of a class run; nothing can be added from
-        now on.
-        """
+        """Bring the groups into the form that a session class runs, and close them to additions."""
         self._nodes_to_checkpoint = self.nodes_to_checkpoint()
         self.init_group = session_class.compile(self.init_group)
         self.epoch_group = session_class.compile(self.epoch_group)
@@ -170,8 +168,7 @@ class JobRunner:
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str], epoch: int, session: Any
     ) -> bool:
-        """Load some blobs from the checkpoints of all nodes into a session; return False where
-        one is missing.
+        """Load blobs from all nodes' checkpoints into a session; return False if one is missing.
 
         Raises:
             ValueError: there is no checkpoint manager.

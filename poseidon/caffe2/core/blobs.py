@@ -120,8 +120,7 @@ def ScopedBlobReference(name: str, *args: Any, **kwargs: Any) -> BlobReference:
 
 
 def _RectifyInputOutput(blobs: Any, net: Any = None) -> list[BlobReference]:
-    """Return references for one blob or several, given as names or references; names get the
-    current scope.
+    """Return references for one blob or several; names get the current scope.
 
     Raises:
         TypeError: a blob is given as something else.
@@ -168,17 +167,13 @@ _ENGINES = {"FC": ("PACKED",), "Unique": ("SparseHash",)}
 
 
 def IsOperator(op_type: str) -> bool:
-    """Return whether there is an operator of a name; `<name>_ENGINE_<engine>` names one for an
-    engine of Caffe2.
-    """
+    """Return whether an operator exists; `<name>_ENGINE_<engine>` asks for an engine."""
     name, _, engine = op_type.partition("_ENGINE_")
     return registry.is_registered(name) and engine in ("", *_ENGINES.get(name, ()))
 
 
 def IsOperatorWithEngine(op_type: str, engine: str) -> bool:
-    """Return whether there is an operator of a name for an engine: `DEFAULT`, or `CUDNN`, which
-    is the same one.
-    """
+    """Return whether an operator exists for an engine: `DEFAULT`, or `CUDNN`, the same."""
     return registry.is_registered(op_type) and engine in ("", "DEFAULT", "CUDNN")
 
 
@@ -336,8 +331,6 @@ def CreatePythonOperator(
     *args: Any,
     **kwargs: Any,
 ) -> caffe2_pb2.OperatorDef:
-    """Return the definition of an operator that calls a Python function; see
-    `_RegisterPythonImpl`.
-    """
+    """Return the definition of an operator that calls a function; see `_RegisterPythonImpl`."""
     kwargs["token"] = _RegisterPythonImpl(f, grad_f, python_func_type, pass_workspace)
     return CreateOperator("Python", inputs, outputs, *args, **kwargs)

@@ -87,8 +87,7 @@ class NetCopies:
         outputs: Iterable[Any],
         remap_funcs: dict[str, RemapFunction] | None = None,
     ) -> tuple[Any, list[BlobReference]]:
-        """Return a copy of the operators that make some outputs from some inputs, and references
-        to these outputs.
+        """Return a copy of the operators between some inputs and outputs, and the new outputs.
 
         Args:
             name: of the copy; it is the prefix of the blobs inside.
@@ -155,9 +154,7 @@ class NetCopies:
 
 
 def find_external(proto: caffe2_pb2.NetDef) -> None:
-    """Set the external inputs to what no operator makes before it is read, the outputs to what
-    none reads.
-    """
+    """Set external inputs to what is read before it is made, outputs to what is not read."""
     made: dict[str, None] = {}
     read: set[str] = set()
     inputs: dict[str, None] = {}

@@ -83,9 +83,7 @@ def _gradient_of(
 
 
 def _distinct(op: OperatorDef, given: Given) -> tuple[list[OperatorDef], Gradients]:
-    """Return the gradient of each output by its name, each with a blob of its own, and the
-    copies for that.
-    """
+    """Return the gradient of each output by name, each in its own blob, and the copies for that."""
     gradients: Gradients = {}
     copies = []
     for name, gradient in zip(op.output, given, strict=True):
@@ -302,8 +300,7 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
 
 
 def _iteration(net: NetDef, given: Gradients) -> tuple[list[OperatorDef], Gradients, list[str]]:
-    """Return the gradient operators of one iteration, the gradients, and the blobs whose
-    gradients continue to the next.
+    """Return one iteration's gradient operators, gradients, and blobs whose gradients carry over.
 
     These are the blobs with a given gradient, and those that an iteration changes and a later one
     uses.

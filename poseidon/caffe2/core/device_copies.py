@@ -40,9 +40,7 @@ def InferBlobDevices(net: Net) -> BlobDevices:
 
 
 def InferOpBlobDevices(op: OperatorDef) -> tuple[list[DeviceOption], list[DeviceOption]]:
-    """Return the devices where an operator wants its inputs, and those where it leaves its
-    outputs.
-    """
+    """Return the devices where an operator wants its inputs, and where it leaves its outputs."""
     cpu = DeviceOption()
     of_inputs = cpu if op.type in INPUTS_ON_CPU else op.device_option
     of_outputs = cpu if op.type in OUTPUTS_ON_CPU else op.device_option
@@ -73,8 +71,7 @@ def device_equal(src: DeviceOption, dst: DeviceOption) -> bool:
 
 
 def copy_func_between_devices(src: DeviceOption, dst: DeviceOption) -> Callable[..., Any] | None:
-    """Return a function `(net, blob, name)` that adds a copy between devices; None where they
-    are one.
+    """Return `(net, blob, name)` that adds a copy between devices; None where they are one.
 
     Raises:
         ValueError: there is no copy between devices of these kinds.
@@ -178,9 +175,7 @@ def _copied(
 def InjectDeviceCopiesAmongNets(
     nets: Iterable[Net], blob_to_device_init: BlobDevices | None = None
 ) -> tuple[list[Net], BlobDevices]:
-    """Return nets with the copies that they need when they run one after the other, and the
-    device of each blob.
-    """
+    """Return nets with the copies that they need when run in order, and each blob's device."""
     nets = list(nets)
     assert all(isinstance(net, Net) for net in nets), f"nets should be a list of Net, not {nets}"
     devices = {} if blob_to_device_init is None else blob_to_device_init

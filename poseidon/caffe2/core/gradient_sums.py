@@ -1,6 +1,4 @@
-"""The versions of blobs in a net, and the sum of the gradients of a blob that several operators
-read.
-"""
+"""The versions of a net's blobs, and the sum of the gradients of a blob with several readers."""
 
 from __future__ import annotations
 

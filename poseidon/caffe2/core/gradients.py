@@ -1,6 +1,4 @@
-"""The backward pass of a list of operators: who makes the gradient of which version of a blob,
-and their sums.
-"""
+"""The backward pass of a list of operators: which version's gradient is whose, and their sums."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ class OpSSA(NamedTuple):
 
 
 def GetIndexFromGradientList(g_list: Sequence[Any], name: str) -> int | None:
-    """Return the index of the gradient that is, or has a part, of this name; None where there is
-    none.
-    """
+    """Return the index of the gradient that is, or has a part, of this name, or None."""
     for index, gradient in enumerate(g_list):
         if isinstance(gradient, GradientSlice):
             if name in (str(gradient.indices), str(gradient.values)):
@@ -161,9 +157,7 @@ class IR:
     def _differentiate(
         self, index: int, gradients: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[OperatorDef]]:
-        """Return what one operator adds to the gradients of its inputs, and the operators that
-        make it.
-        """
+        """Return one operator's part of its inputs' gradients, and the operators that make it."""
         forward = self.ssa[index].op
         given = [gradients.get(name) for name in forward.output]
         if all(gradient is None for gradient in given) and forward.type != "ZeroGradient":
@@ -185,9 +179,7 @@ class IR:
         g_output: Sequence[Any],
         g_input: Sequence[Any],
     ) -> None:
-        """Note which gradient operator makes the gradient of which version of the forward
-        operator's inputs.
-        """
+        """Note which operator makes the gradient of which version of the forward inputs."""
         forward, in_versions, _ = self.ssa[fwd_op_idx]
         made: dict[str, list[tuple[OperatorDef, int]]] = {}
         for operator in gradient_ops:
@@ -216,9 +208,7 @@ class IR:
         fwd_op_idx: int,
         locally_generated_blobs: Any,
     ) -> None:
-        """Raise RuntimeError when a gradient operator reads a blob that has
-        a different version by now, or that nobody made.
-        """
+        """Raise RuntimeError when a gradient operator reads an overwritten or unmade blob."""
         forward, in_versions, out_versions = self.ssa[fwd_op_idx]
         for versions in (out_versions, in_versions):
             if grad_op_input in versions:
@@ -247,8 +237,7 @@ class IR:
             )
 
     def DoGradientAccumulation(self, fwd_op_idx: int) -> tuple[list[OperatorDef], dict[str, Any]]:
-        """Return operators that sum the gradients of blobs of which this operator is the first
-        user, and the sums.
+        """Return operators that sum gradients of blobs this operator uses first, and the sums.
 
         Raises:
             RuntimeError: dense and sparse gradients, or gradients on several devices, come
@@ -277,9 +266,7 @@ class IR:
 def _sources(
     gradient: Any, made: Mapping[str, list[tuple[OperatorDef, int]]], device: DeviceOption
 ) -> list[GradientSource]:
-    """Return the sources of a gradient of an input: the operators that make it, or none where it
-    passes through.
-    """
+    """Return the operators that make an input's gradient; none where it passes through."""
     if isinstance(gradient, GradientSlice):
         parts = [made.get(str(part), [(None, 0)])[-1] for part in gradient]
         device = next((maker.device_option for maker, _ in parts if maker is not None), device)
@@ -295,9 +282,7 @@ def _sources(
 
 
 def _is_same(source: GradientSource, known: GradientSource) -> bool:
-    """Return whether two sources are the same output of the same operator; what passes through
-    is never the same.
-    """
+    """Return whether two sources are one output of one operator; passed ones never are."""
     return (
         source.makers[0] is not None
         and all(a is b for a, b in zip(source.makers, known.makers, strict=False))
@@ -320,9 +305,7 @@ class GradientRegistry:
 
     @classmethod
     def RegisterGradient(cls, op_type: str) -> Callable[[Any], Any]:
-        """Register a function `(op, g_output) -> (operators, g_input)` as the gradient of an
-        operator.
-        """
+        """Register `(op, g_output) -> (operators, g_input)` as the gradient of an operator."""
 
         def register(function: Any) -> Any:
             cls.gradient_registry_[op_type] = function
@@ -378,9 +361,7 @@ class GradientRegistry:
     def GetBackwardPass(
         cls, operators: Iterable[OperatorDef], ys: Any, ys_generate_gradient: bool = False
     ) -> tuple[list[OperatorDef], dict[Any, Any]]:
-        """Return the gradient operators for a list of operators, and the gradient of each blob;
-        see `IR`.
-        """
+        """Return the gradient operators of operators, and the gradient of each blob; see `IR`."""
         return IR(operators).GetBackwardPass(ys)
 
 

@@ -68,8 +68,7 @@ _prefixes = _Prefixes()
 
 
 class Net(NetCopies, NetBlobs):
-    """A net that is built by calls: `net.Relu(x, y)` adds an operator and returns a reference to
-    its output.
+    """A net built by calls: `net.Relu(x, y)` adds an operator and returns its output's reference.
 
     Each net has a name of its own in the process: a second `Net("train")` is `train_1`.
     """
@@ -211,8 +210,7 @@ class Net(NetCopies, NetBlobs):
         )
 
     def Const(self, array: Any, blob_out: Any = None, dtype: Any = None) -> Any:
-        """Add an operator that fills a blob with given values; a bool makes a boolean without
-        dimensions.
+        """Add an operator that fills a blob with values; a bool makes a boolean scalar.
 
         Args:
             array: a number, a string, or an array of these.
@@ -380,8 +378,7 @@ class Net(NetCopies, NetBlobs):
             self.Print(item, [])
 
     def DeduplicateGradientSlices(self, g: Any, aggregator: str = "sum") -> Any:
-        """Return a sparse gradient with each index once; the values of one index are summed, or
-        averaged.
+        """Return a sparse gradient with each index once, its values summed or averaged.
 
         Raises:
             ValueError: the aggregator is neither `sum` nor `mean`.

@@ -66,8 +66,7 @@ class NetBlobs:
         return BlobReference(blob_name, self)
 
     def NextBlob(self, prefix: str = "unnamed") -> BlobReference:
-        """Return a reference that neither the net nor an earlier call used: the prefix, or
-        `<prefix>_auto_<n>`.
+        """Return an unused reference: the prefix, or `<prefix>_auto_<n>`.
 
         The blob may be fed: the reference belongs to no net.
         """
@@ -164,9 +163,7 @@ class NetBlobs:
 
 
 def _blobs_of(given: Any) -> list[Any]:
-    """Return the blobs of a record, its field names where it has no blobs; anything else is one
-    blob.
-    """
+    """Return the blobs of a record, or its field names; anything else is one blob."""
     if not isinstance(given, schema.Field):
         return [given]
     return list(given.field_blobs() if given.has_blobs() else given.field_names())

@@ -1,6 +1,4 @@
-"""Plans: steps that run nets, in order or at the same time, once, several times or until a blob
-says stop.
-"""
+"""Plans: steps that run nets in turn or at once, once, several times or until a blob is true."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ class ExecutionStep:
         return self._nets
 
     def AllNets(self) -> list[Net]:
-        """Return the nets of the step and of the steps inside, each once, those that report
-        included.
-        """
+        """Return the nets of the step and of the steps inside, each once, reporters included."""
         nets: list[Net] = []
         add_nets_in_order(self, nets)
         return nets
@@ -165,9 +161,7 @@ class ExecutionStep:
     def create_from_proto(
         cls, step_proto: Any, net_obj_dict: dict[str, Net], net_proto_dict: dict[str, Any]
     ) -> Any:
-        """Return a step for a message, with nets by name; nets that are not there yet are made
-        of their NetDefs.
-        """
+        """Return a step for a message with nets by name; missing nets are made of their NetDefs."""
         assert isinstance(step_proto, caffe2_pb2.ExecutionStep)
         if step_proto.network and step_proto.substep:
             raise ValueError("Found both network and substep in ExecutionStep")

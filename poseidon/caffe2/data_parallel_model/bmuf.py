@@ -1,5 +1,4 @@
-"""Blockwise model-update filtering: replicas train alone for a block of iterations, then update
-a common model.
+"""Blockwise model-update filtering: replicas train alone for a block, then update a common model.
 
 Scalable Training of Deep Learning Machines by Incremental Block Training with Intra-block Parallel
 Optimization and Blockwise Model-Update Filtering, Chen and Huo, ICASSP 2016.
@@ -59,8 +58,7 @@ def Parallelize_BMUF(
     cpu_device: bool = False,
     barrier_net_timeout_sec: float = BARRIER_TIMEOUT_S,
 ) -> None:
-    """Build a model once for each device, and the net that joins the replicas after each block
-    of iterations.
+    """Build a model for each device, and the net that joins the replicas after each block.
 
     `RunNet(model, n)` runs n iterations of each replica alone, then once, for each parameter with
     the mean a over all replicas, the common model g and the momentum v:
@@ -147,8 +145,7 @@ def _net_like(model: Any, name: str) -> Any:
 def _add_update(
     net: Any, param: Any, mean: float, rate: float, momentum: float, nesterov: bool
 ) -> None:
-    """Add the update of the common model `<param>_g`, given the sum of all replicas in the
-    parameter.
+    """Add the update of the common model `<param>_g`; the parameter has the replicas' sum.
 
     Args:
         net: the net.

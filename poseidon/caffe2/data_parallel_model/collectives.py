@@ -1,6 +1,4 @@
-"""The operators that sum gradients and copy parameters: between the replicas of a host, and
-between hosts.
-"""
+"""The operators that sum gradients and copy parameters between the replicas and between hosts."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ def copy_to_others(model: Any, net: Any, name: str, use_nccl: bool = False) -> N
 
 
 def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool) -> None:
-    """Sum blobs over the devices of this host, in the order of `names`; all devices get the
-    sums.
-    """
+    """Sum blobs over this host's devices, in the order of `names`; all devices get the sums."""
     if len(model._devices) == 1:
         return
     previous = None  # the NCCL operators of all devices run in one order
@@ -93,9 +89,7 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
 
 
 def _tree(count: int) -> list[tuple[int, ...]]:
-    """Return which blobs are summed in turn, each time into the first: in pairs for 4, 8 and 16,
-    else all at once.
-    """
+    """Return which blobs are summed in turn into the first: in pairs for 4, 8, 16, else all."""
     if count not in (4, 8, 16):
         return [tuple(range(count))]
     steps = [1 << level for level in range(count.bit_length() - 1)]
@@ -154,8 +148,7 @@ def _join_slices(
 
 
 class CollectivesConcurrencyControl:
-    """Spreads collectives over a few common worlds; the collectives of a world run one after the
-    other, in one order.
+    """Spreads collectives over a few common worlds; a world runs them in one order.
 
     Attributes:
         common_worlds: their blobs.
@@ -185,8 +178,7 @@ class CollectivesConcurrencyControl:
         self.control_inputs: list[Any] = []
 
     def get_control_and_context(self, control_output_blob: Any) -> tuple[Any, Any]:
-        """Return the world of the next collective, and the blobs it waits for: the blobs of the
-        collective before it in this world.
+        """Return the next collective's world, and the blobs of the world's last one to wait for.
 
         Args:
             control_output_blob: the blobs that the collective makes.
@@ -205,8 +197,7 @@ class CollectivesConcurrencyControl:
 def common_world(
     net: Any, blob: str, rendezvous: Rendezvous, timeout_sec: float | None = None
 ) -> Any:
-    """Add the operator that makes a common world: a clone, where the net makes one with the same
-    time limit.
+    """Add the operator that makes a common world, or clones one with the same time limit.
 
     Args:
         net: an init net.
@@ -321,9 +312,7 @@ def sync(
 
 
 def share_computed_params(model: Any, use_nccl: bool) -> None:
-    """Copy what the net of the first device computes itself, such as running means, to the other
-    devices.
-    """
+    """Copy what the first device's net computes itself, e.g. running means, to the others."""
     if len(model._devices) > 1:
         for name in model._computed_param_names:
             copy_to_others(model, model.net, name, use_nccl)

@@ -1,6 +1,4 @@
-"""Synchronous data parallelism: each device computes gradients of its part of the batch, and all
-apply their sum.
-"""
+"""Synchronous data parallelism: a part of the batch per device, one summed gradient."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ def Parallelize(
     barrier_net_timeout_sec: float = BARRIER_TIMEOUT_S,
     shard_batch_sizes: Sequence[int] | None = None,
 ) -> None:
-    """Build a model once for each device, and the operators that keep the
-    replicas equal. The model is changed in place.
+    """Build a model on each device with the operators that keep replicas equal, in place.
 
     Args:
         model_helper_obj: an empty ModelHelper. Parameters that it has already are not
@@ -179,8 +176,7 @@ def Parallelize(
 def prepare(
     model: Any, rendezvous: Rendezvous | None, net_type: str, threads_per_device: int, most: int
 ) -> int:
-    """Set the type and threads of the net, and what a parallelized model knows; return how many
-    collectives overlap.
+    """Set the net's type, threads and attributes; return how many collectives overlap.
 
     Raises:
         ValueError: the rendezvous lacks an entry.
@@ -207,8 +203,7 @@ def prepare(
 
 
 def loss_scale(model: Any, shard_batch_sizes: Sequence[int] | None) -> float:
-    """Return the factor of each loss of this shard: the sum over all devices of all shards is
-    the mean of the batch.
+    """Return the factor of this shard's losses: the sum over all devices is the batch mean.
 
     Raises:
         ValueError: there is not one batch size above 0 for each shard.

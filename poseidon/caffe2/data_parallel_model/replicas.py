@@ -1,5 +1,4 @@
-"""The replicas of a data-parallel model: their devices and scopes, and the blobs that all of
-them have.
+"""The replicas of a data-parallel model: their devices, scopes and common blobs.
 
 A replica is what one device runs. Its blobs have the scope `<prefix>_<device>/`: `gpu_0/fc_w`,
 `cpu_1/data`. The same blob of all replicas is a group, known by the name without that scope.
@@ -133,9 +132,7 @@ def for_each_replica(model: Any, build: Callable[[Any], Any]) -> dict[int, Any]:
 
 
 def stripBlobName(param: Any) -> str:
-    """Return a blob's name without its first scope: `a/b/c` is `b/c`. For a slice, return the
-    names of its indices and values.
-    """
+    """Return a blob's name without its first scope (`a/b/c`: `b/c`), a slice's two names."""
     if isinstance(param, core.GradientSlice):
         return stripBlobName(param.indices) + ":" + stripBlobName(param.values)
     name = str(param)
@@ -177,9 +174,7 @@ def check_params(params: Sequence[Any]) -> None:
 
 
 def infer_devices(model: Any) -> None:
-    """Store in the model on which device each blob is: the device of the first operator that reads
-    or writes it.
-    """
+    """Store each blob's device in the model: that of the first operator that uses it."""
     found: dict[str, Any] = {}
 
     def look(net: Any) -> None:
@@ -210,9 +205,7 @@ def is_on_gpu(model: Any, name: str) -> bool:
 
 
 def check_operators(model: Any) -> None:
-    """Raise an exception when an operator of one GPU uses a blob of another; copies and sums of
-    replicas may.
-    """
+    """Raise when an operator of one GPU uses a blob of another, except copies and sums."""
     for op in model.net.Proto().op:
         between = any(word in op.type for word in ("NCCL", "Copy", "Concat")) or op.name == "dpm"
         if between or (op.type in ("Allreduce", "Allgather") and "GLOO" in op.engine):
@@ -228,8 +221,7 @@ def check_operators(model: Any) -> None:
 
 
 def blobs_to_sync(model: Any) -> tuple[list[Any], set[str]]:
-    """Return the blobs of replicas that the init net makes, by device and name, and the names of
-    their groups.
+    """Return the replicas' blobs of the init net, by device and name, and their groups' names.
 
     A model whose replicas share parameters has only those that the net itself computes.
 
@@ -263,8 +255,7 @@ def made_for_first(model: Any) -> set[str]:
 
 
 def ConvertNetForDevice(net: Any, device: Any = None) -> Any:
-    """Return a copy of a net whose blobs are in the scope of a device and whose operators run
-    there.
+    """Return a copy of a net whose blobs are in a device's scope and whose operators run there.
 
     With it, the builder function of a forward pass can append another model:
 

@@ -1,5 +1,4 @@
-"""How a parallelized model runs: its steps, its checkpoints, and replicas that get batches of
-different sizes.
+"""How a parallelized model runs: steps, checkpoints, and batches of different sizes.
 
 Shards of unequal speed: each gets its part of the batch, and all wait for one another less.
 
@@ -43,8 +42,7 @@ BARRIER_TIMEOUT_S = 300
 def set_nets(
     model: Any, init_nets: list[Any], nets: list[Any], barrier_net_timeout_sec: float
 ) -> None:
-    """Store in the model the nets that `RunInitNet` and `RunNet` run; with several shards they
-    begin with a barrier.
+    """Store the nets of `RunInitNet` and `RunNet`; of several shards they begin with a barrier.
 
     The barrier lets fast shards wait for slow ones before an epoch, longer than a collective
     operation may.
@@ -95,9 +93,7 @@ def RunInitNet(model: Any) -> None:
 
 
 def RunWarmup(model: Any) -> None:
-    """Run the warm-up iterations of a BMUF model, each device alone, and broadcast the
-    parameters of the first.
-    """
+    """Run a BMUF model's warm-up, each device alone, and broadcast the first one's parameters."""
     workspace.RunNet(model.net, model._warmup_iterations)
     workspace.RunNetOnce(model._warmup_broadcast)
 
@@ -189,9 +185,7 @@ COUNTERS = ("Iter", "AtomicIter")
 
 
 def GetCheckpointParams(model: Any) -> set[Any]:
-    """Return the blobs of a complete checkpoint: the first device's, and counters of iterations
-    outside scopes.
-    """
+    """Return a complete checkpoint's blobs: the first device's, and counters outside scopes."""
     check_parallelized(model)
     blobs, _ = blobs_to_sync(model)
     first = scope_of(model, model._devices[0])
@@ -227,9 +221,7 @@ def FinalizeAfterCheckpoint(
 
 
 def GetLearningRateBlobNames(model: Any) -> list[str]:
-    """Return the names of the blobs of learning rates: of the optimizer, or of all LearningRate
-    operators.
-    """
+    """Return the learning rates' blobs: the optimizer's, or of all LearningRate operators."""
     check_parallelized(model)
     optimizer = model._optimizer
     if optimizer is None:
@@ -242,8 +234,7 @@ def GetLearningRateBlobNames(model: Any) -> list[str]:
 def ExtractPredictorNet(
     model: Any, inputs: Sequence[str], outputs: Sequence[str], device: Any
 ) -> tuple[Any, list[Any]]:
-    """Return the net of the first device that computes outputs from inputs, and the parameters
-    that it reads.
+    """Return the first device's net from inputs to outputs, and the parameters it reads.
 
     Args:
         model: a parallelized model for tests.

@@ -145,9 +145,7 @@ def keep_params_of_first(model: Any) -> None:
 
 
 def read_params_of_first(model: Any, all_params: Iterable[Any]) -> None:
-    """Make all replicas read the parameters of the first device, and remove what makes the
-    others.
-    """
+    """Make all replicas read the first device's parameters, and drop what makes the others."""
     others = {str(param) for param in all_params} - {str(param) for param in model.GetParams()}
     first = scope_of(model, model._devices[0])
     for net in (model.param_init_net, model.net):
@@ -199,8 +197,7 @@ def OptimizeGradientMemory(
     excluded_blobs: Iterable[str],
     recycle_activations: bool,
 ) -> None:
-    """Let the gradients of each device share blobs, where one is not used any more when the
-    other is made.
+    """Let the gradients of a device share blobs where one is dead before the other is made.
 
     Args:
         model: a parallelized model; call it before its net is created.

@@ -256,9 +256,7 @@ def _sparse_by_lengths(
 
 
 def _segments(graph: Graph, rows: str, rank: int, lengths: str, *, mean: bool) -> str:
-    """Return the sum or mean of the rows of each segment: a matrix of zeros and ones times the
-    rows.
-    """
+    """Return the rows' sum or mean by segment: a matrix of zeros and ones times the rows."""
     counts = cast(graph, lengths, "int64")
     ends = graph.op("CumSum", counts, graph.integers(0))
     starts = graph.op("Sub", ends, counts)

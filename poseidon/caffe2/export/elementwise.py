@@ -1,6 +1,4 @@
-"""Emitters of Caffe2's operators that treat each element alike: activations, arithmetic,
-comparisons, types.
-"""
+"""Emitters of Caffe2's elementwise operators: activations, arithmetic, comparisons, types."""
 
 from __future__ import annotations
 
@@ -194,9 +192,7 @@ def _mod(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
 
 
 def aligned(graph: Graph, op: Op, a: GraphBlob, b: GraphBlob) -> str:
-    """Return the second operand in a shape that broadcasts to the first: by Caffe2's older rule
-    from an axis on.
-    """
+    """Return the second operand in a shape that broadcasts, by Caffe2's older rule."""
     axis = op["axis"]
     if op["broadcast"] and op["axis_str"]:
         axis = op["order"].index(op["axis_str"])

@@ -249,9 +249,7 @@ def _is_stand_in(value: Tensor) -> bool:
 
 
 def _ends(net: NetDef) -> tuple[list[str], tuple[str, ...]]:
-    """Return the blobs that a net reads before it makes them, and those that it makes and does
-    not read.
-    """
+    """Return the blobs that a net reads before it makes them, and those made and not read."""
     made: set[str] = set()
     read: dict[str, None] = {}
     leaves: dict[str, None] = {}

@@ -96,9 +96,7 @@ def _output(
 
 
 def traced(predictor: Predictor) -> tuple[Trace, frozenset[int], str]:
-    """Return the operators of a predictor, the values whose first extent is the batch, and why
-    there are none.
-    """
+    """Return a predictor's operators, its values with the batch first, and why there are none."""
     trace = _trace(predictor, 0)
     firsts = {shape[0] for shape, _ in predictor.inputs.values() if shape}
     if any(op.definition.type in ("LSTMUnit", "GRUUnit") for op in trace.ops) or _unrolled(
@@ -221,9 +219,7 @@ class PredictorModule(nn.Module):
 
 
 def _pt2(predictor: Predictor) -> tuple[bytes, str]:
-    """Return an exported program, with a dynamic batch where the operators allow it, and a line
-    about it.
-    """
+    """Return an exported program, with a dynamic batch where possible, and a line about it."""
     trace, dynamic, fixed = traced(predictor)
     given = dict(predictor.inputs)
     if dynamic:  # a batch of 1 would be fixed

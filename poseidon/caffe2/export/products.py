@@ -1,6 +1,4 @@
-"""Emitters of Caffe2's operators that multiply matrices, normalize rows and reduce: FC, MatMul,
-Softmax, ReduceSum.
-"""
+"""Emitters of products, normalization of rows, reductions: FC, MatMul, Softmax, ReduceSum."""
 
 from __future__ import annotations
 

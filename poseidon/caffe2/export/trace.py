@@ -140,9 +140,7 @@ def trace_net(
 def _needed(
     net: NetDef, given: set[str], outputs: Sequence[str]
 ) -> tuple[list[OperatorDef], set[str]]:
-    """Return the operators that outputs need, without those that need absent inputs; and the
-    absent blobs.
-    """
+    """Return the operators that outputs need and inputs allow; and the absent blobs."""
     kept: list[OperatorDef] = []
     present, absent = set(given), set()
     for op in net.op:
@@ -182,9 +180,7 @@ def _nothing_left(net: NetDef, given: set[str]) -> str:
 
 
 def _check_forms(ops: Sequence[OperatorDef], name: str, constants: Iterable[str]) -> None:
-    """Raise DefinitionError that names all operators without a form; what `constants` decide
-    needs none.
-    """
+    """Raise DefinitionError with all operators without a form that `constants` do not decide."""
     without: dict[str, str] = {}
     known = set(constants)
     for op in ops:
@@ -363,9 +359,7 @@ class _Tracer:
 
 
 def _shapes_of(op: OperatorDef, tensors: Sequence[Tensor]) -> list[Any] | None:
-    """Return zeros in the shapes of the results where zeros are not legal inputs; None where shapes
-    do not follow.
-    """
+    """Return zeros in the results' shapes where zeros are not legal inputs, or None."""
     meta = torch.device("meta")
     try:
         made = function_of(op, None, meta)(*(tensor.to(meta) for tensor in tensors))

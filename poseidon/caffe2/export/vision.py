@@ -1,6 +1,4 @@
-"""Emitters of Caffe2's operators over images: convolution, pooling, normalization, resizing,
-padding, regions.
-"""
+"""Emitters of operators over images: convolution, pooling, normalization, resizing, regions."""
 
 from __future__ import annotations
 

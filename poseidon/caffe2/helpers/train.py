@@ -1,6 +1,4 @@
-"""Helpers around the layers of a model: readers of images and records, counters, accuracy, weight decay,
-conditions and loops.
-"""
+"""Helpers around the layers: readers, counters, accuracy, weight decay, conditions and loops."""
 
 from __future__ import annotations
 
@@ -131,8 +129,7 @@ def accuracy(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> None:
 
 
 def add_weight_decay(model: Any, weight_decay: float) -> None:
-    """Add the decay to the gradients of the weights of the current scope; none when it is not
-    above 0.
+    """Add the decay to the gradients of the current scope's weights; none unless above 0.
 
     Raises:
         RuntimeError: a weight has no gradient.

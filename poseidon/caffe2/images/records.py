@@ -209,8 +209,7 @@ class Format:
 
 
 def holds_datums(path: str, db_type: str) -> bool:
-    """Return whether the first record of a database is a Caffe Datum: the value of
-    `use_caffe_datum` for `ImageInput`.
+    """Return whether a database holds Caffe Datums: `use_caffe_datum` of `ImageInput`.
 
     Raises:
         RuntimeError: the database cannot be read.
@@ -221,9 +220,7 @@ def holds_datums(path: str, db_type: str) -> bool:
 
 
 def encode(image: bytes | Array, label: int) -> bytes:
-    """Return a TensorProtos with a label and an image: a file's bytes, or pixels uint8 (H, W, C)
-    or (H, W).
-    """
+    """Return a TensorProtos of a label and an image: bytes of a file, uint8 (H, W, C) or (H, W)."""
     message = TensorProtos()
     if isinstance(image, bytes):
         message.protos.add(data_type=TensorProto.STRING, string_data=[image])

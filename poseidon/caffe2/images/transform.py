@@ -92,8 +92,7 @@ class Transform:
             )
 
     def pixels(self, image: Array, box: Box | None, random: np.random.Generator) -> Array:
-        """Return the part of an image that goes into the batch, uint8 (crop, crop, C) or (crop,
-        crop).
+        """Return the part of an image for the batch, uint8 (crop, crop, C) or (crop, crop).
 
         Args:
             image: uint8 (H, W, C) or (H, W).
@@ -115,9 +114,7 @@ class Transform:
         return self._cropped(image, random)
 
     def normalized(self, pixels: Array, random: np.random.Generator) -> Array:
-        """Return pixels with other colors, where these are asked for, less the mean and over the
-        standard deviation.
-        """
+        """Return pixels with changed colors (if asked for), less the mean, over the deviation."""
         values = pixels.astype(np.float32)
         if values.ndim == 3 and not self.is_test:
             if self.color_jitter:
@@ -132,9 +129,7 @@ class Transform:
         return values
 
     def _part(self, image: Array, random: np.random.Generator) -> Array | None:
-        """Return a part of random area and aspect ratio, resized to the crop; None where no draw
-        fits.
-        """
+        """Return a part of random area and aspect, resized to the crop; None where no draw fits."""
         height, width = image.shape[:2]
         for _ in range(TRIES):
             area = math.ceil(random.uniform(0.08, 1.0) * height * width)

@@ -107,9 +107,7 @@ class BatchSigmoidCrossEntropyLoss(_Loss):
 
 @registered
 class BatchSoftmaxLoss(_Loss):
-    """The softmax of predictions and their cross entropy, a structure of `softmax` and `loss`; see
-    the operator `SoftmaxWithLoss`.
-    """
+    """The structure `softmax` and `loss` of predictions; see the operator `SoftmaxWithLoss`."""
 
     default = "batch_softmax_loss"
     excluded = ()

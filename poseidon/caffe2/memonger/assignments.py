@@ -1,5 +1,4 @@
-"""Which blobs share memory, from the ranges of operators in which they live, and how much that
-saves.
+"""Which blobs share memory, from the operators between which they live, and the saving.
 
 An assignment is a list of (name, `LiveRange`): blobs that live one after the other, and share.
 """
@@ -22,9 +21,7 @@ log = logging.getLogger("memonger")
 
 
 class LiveRange(NamedTuple):
-    """The first operator that makes a blob, the last that reads it, and its bytes; None is
-    unknown.
-    """
+    """The first maker of a blob, its last reader, and its bytes; None is unknown."""
 
     defined: int | None = None
     used: int | None = None
@@ -32,9 +29,7 @@ class LiveRange(NamedTuple):
 
 
 class AssignmentAlgorithm(enum.Enum):
-    """How assignments are found: one blob after the other, or with a search for the least
-    memory.
-    """
+    """How assignments are found: blob after blob, or by a search for the least memory."""
 
     GREEDY = 0
     DYNAMIC_PROGRAMMING = 1
@@ -264,8 +259,7 @@ def estimate_memory_usage(
     types: Mapping[str, int],
     devicescope: Any,
 ) -> tuple[int, int, dict[str, int]]:
-    """Return bytes that nets allocate on a device: in all, at most at one time, and by the type
-    of operator.
+    """Return bytes that nets allocate on a device: total, peak, and by type of operator.
 
     Operators count in their order. A blob that `Free` or `Alias` names is free from then on; others
     stay.

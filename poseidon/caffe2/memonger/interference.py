@@ -1,6 +1,4 @@
-"""Sharing by an order of the operators: the graph of who reads from whom, orders of it, and the
-renamed net.
-"""
+"""Sharing by an order of the operators: the graph of readers, its orders, the renamed net."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def apply_assignments(net: Any, blob_assignments: Mapping[str, str]) -> None:
 def apply_recurrent_blob_assignments(
     op: Any, blob_assignments: Mapping[str, str], canonical_name: Callable[[str], str]
 ) -> None:
-    """Rename blobs in the step nets of a recurrent operator, and note the new names of its own
-    blobs as arguments.
-    """
+    """Rename blobs in a recurrent operator's step nets, with the new names as arguments."""
     for argument in op.arg:
         if argument.name not in STEP_NETS:
             continue
@@ -113,9 +109,7 @@ def verify_inplace_blobs(net_a: Any, net_b: Any) -> bool:
 
 
 def verify_graph_equality(net_a: Any, net_b: Any) -> bool:
-    """Return whether two NetDefs have the same operators, and each reads what
-    the same others make; names do not count.
-    """
+    """Return whether two NetDefs are equal but for the names of blobs."""
     if len(net_a.op) != len(net_b.op):
         return False
     for a, b in zip(net_a.op, net_b.op, strict=True):
@@ -184,9 +178,7 @@ class Graph:
 
 
 def compute_interference_graph(ops: Sequence[Any]) -> Graph:
-    """Return the graph of operators in order: each has an edge to all later ones that read a
-    blob of its outputs.
-    """
+    """Return the operators' graph: an edge to each later one that reads one's outputs."""
     graph = Graph()
     readers: dict[str, list[int]] = {}
     for index, op in enumerate(ops):
@@ -219,9 +211,7 @@ def topological_sort_traversal(g: Graph) -> list[int]:
 
 
 def topological_sort_traversal_longest_path(g: Graph) -> list[int]:
-    """Return an order of the operators in which the longest paths begin first, so that blobs
-    live shorter.
-    """
+    """Return an order in which the longest paths begin first, so that blobs live shorter."""
     length: dict[int, int] = {}
     sources = set(g)
     for index in reversed(list(g)):
@@ -259,8 +249,7 @@ def optimize_interference(
     blob_sizes: Mapping[str, float] | None = None,
     algo: AssignmentAlgorithm = AssignmentAlgorithm.GREEDY,
 ) -> Optimization:
-    """Put the operators of a net into an order, and let blobs share names that live one after
-    the other in it.
+    """Order the operators of a net, and let blobs share names that live one after the other.
 
     Args:
         net: a NetDef; it stays as it is.

@@ -39,8 +39,7 @@ def share_grad_blobs(
     share_activations: bool = False,
     blob_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Any:
-    """Return a NetDef whose gradients share blobs, `<namescope>__m<i>_shared`; results are the
-    same.
+    """Return a NetDef whose gradients share blobs `<namescope>__m<i>_shared`; same results.
 
     Args:
         net: the net, with its gradient operators.
@@ -148,9 +147,7 @@ def _names(blobs: Iterable[Any]) -> set[str]:
 
 
 def _activations(proto: Any) -> list[str]:
-    """Return the outputs of layers with weights, in order: those made beside an input
-    `<output>_w`.
-    """
+    """Return the outputs of layers with weights, in order: those with an input `<output>_w`."""
     fetched = set(proto.external_output)
     return [
         name
@@ -285,9 +282,7 @@ class _Sharing:
         )
 
     def _take_slot(self, name: str, index: int, for_ever: bool = False) -> bool:
-        """Give a blob the place of one that is dead before an operator; return False where there
-        is none.
-        """
+        """Give a blob the place of one dead before an operator; return False if there is none."""
         device = self._device(index)
         free = [
             slot
@@ -327,9 +322,7 @@ class _Sharing:
 
 
 def _fit(size: float | None) -> Callable[[_Slot], tuple[float, float]]:
-    """Return the order of preference: the least difference of sizes, then the one that was used
-    last.
-    """
+    """Return the order of preference: the least difference of sizes, then the last used."""
 
     def key(slot: _Slot) -> tuple[float, float]:
         known = size is not None and slot.size is not None

@@ -1,6 +1,4 @@
-"""Gradient clipping, tensor by tensor, and the base class of what adds operators to a net that is
-built.
-"""
+"""Gradient clipping by tensor, and the base class of modifiers of nets."""
 
 from __future__ import annotations
 

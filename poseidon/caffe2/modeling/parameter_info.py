@@ -23,9 +23,7 @@ class ParameterType:
 
 
 class ParameterInfo:
-    """A parameter: its blob, shape, gradient, copies in other precisions, and the optimizer
-    chosen for it.
-    """
+    """A parameter: its blob, shape, gradient, copies in other precisions, and its optimizer."""
 
     def __init__(
         self,

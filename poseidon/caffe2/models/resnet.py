@@ -131,9 +131,7 @@ class ResNetBuilder:
         group: int = 1,
         spatial_batch_norm: bool = True,
     ) -> None:
-        """Add a block of three convolutions: 1x1, 3x3 (which has the stride and the groups),
-        1x1.
-        """
+        """Add a block of convolutions 1x1, 3x3 (with the stride and the groups) and 1x1."""
         self.comp_idx = 0
         shortcut = self.prev_blob
         self.add_conv(input_filters, base_filters, 1, stride=1)
@@ -268,8 +266,7 @@ def create_resnext(
     bn_epsilon: float = 1e-5,
     bn_momentum: float = 0.9,
 ) -> Any:
-    """Add a ResNet or ResNeXt of bottleneck blocks; their output has four times the filters from
-    50 layers on.
+    """Add a ResNet or ResNeXt of bottlenecks; from 50 layers on they have 4 times the filters.
 
     Args:
         model: the model.

@@ -90,9 +90,7 @@ class ShuffleNetV2Builder:
     def add_block_stride_2(
         self, prefix: str, blob_in: Any, dim_in: int, dim_out: int
     ) -> tuple[Any, int]:
-        """Add a block that halves the sides of the images; return its output and the number of
-        channels.
-        """
+        """Add a block that halves the images' sides; return its output and its channels."""
         half = dim_out // 2
         right = (
             self._depthwise(blob_in, f"{prefix}_right_conv_d", dim_in)
@@ -112,9 +110,7 @@ class ShuffleNetV2Builder:
     def add_block_stride_1(
         self, prefix: str, blob_in: Any, dim_in: int, dim_out: int
     ) -> tuple[Any, int]:
-        """Add a block that changes half of the channels; return its output and the number of
-        channels.
-        """
+        """Add a block that changes half the channels; return its output and its channels."""
         before, half = dim_in // 2, dim_out // 2
         left, right = self.model.net.Split(blob_in, [f"{prefix}_left", f"{prefix}_right"])
         if self.detection:

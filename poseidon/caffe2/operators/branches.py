@@ -22,8 +22,7 @@ from poseidon.caffe2.runtime.workspace import Workspace
 
 @dataclass(eq=False)
 class InnerWorkspace:
-    """The workspace of one run of a `Do`, and the nets that were compiled in it, by the operator
-    that runs them.
+    """The workspace of a `Do`, and the nets compiled in it, by the operator that runs them.
 
     Attributes:
         owner: the operator that made it.
@@ -103,8 +102,7 @@ def has_scope(stack: Any) -> Tensor:
 
 @operator("Do", blobs=True, inputs=(1, 1 << 30), outputs=(1, 1 << 30))
 class Do:
-    """Runs a net in a workspace of its own; the last input, and output, is the stack of these
-    workspaces.
+    """Runs a net in its own workspace; the last input and output is the stack of these.
 
     Args of the operator:
         net: the net. inner_blobs, outer_blobs_idx: names of the net, and for each the index of its

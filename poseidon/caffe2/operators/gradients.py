@@ -1,6 +1,4 @@
-"""Rules that make gradient operators: a small language for the common ones, a maker for all of
-them.
-"""
+"""Rules that make gradient operators: a small language for the common ones, a maker for all."""
 
 from __future__ import annotations
 

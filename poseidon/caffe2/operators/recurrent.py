@@ -26,9 +26,7 @@ from poseidon.caffe2.runtime.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A blob of the step net, and the place of its value at step t: elements t + offset,
-    `window` of them.
-    """
+    """A blob of the step net, and its value's place at step t: t + offset, `window` of them."""
 
     internal: str
     external: str
@@ -262,9 +260,7 @@ class RecurrentNetwork:
 
 
 def _first_states(value: Tensor, sequence: Tensor) -> Tensor:
-    """Return the first elements of a state, shape (elements, N, D); a vector holds for each
-    sequence of the batch.
-    """
+    """Return a state's first elements, (elements, N, D); a vector holds for each sequence."""
     if value.dim() == 1:
         return value.expand(1, sequence.shape[1], value.shape[-1])
     return value if value.dim() == 3 else value.reshape(1, -1, value.shape[-1])
@@ -352,9 +348,7 @@ class RecurrentNetworkGradient:
         totals: dict[str, Tensor],
         of_states: dict[str, Tensor],
     ) -> None:
-        """Set the outputs: the gradients of the sequence, of the parameters and of the first
-        states.
-        """
+        """Set the outputs: gradients of the sequence, the parameters and the first states."""
         outputs[0].value = of_sequence
         count = len(self.param_grads)
         for name, blob in zip(self.param_grads, outputs[1:], strict=False):
@@ -367,9 +361,7 @@ class RecurrentNetworkGradient:
 
 @operator("RecurrentNetworkBlobFetcher", blobs=True, inputs=(1, 1), outputs=(1, 1))
 class RecurrentNetworkBlobFetcher:
-    """Copies blobs of all steps into the workspace, as `<prefix>_<name><step>`, and gives these
-    names.
-    """
+    """Copies the blobs of all steps to `<prefix>_<name><step>` in the workspace; has the names."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""The contract of an operator: one small function over tensors, with the gradient that Caffe2
-gives it.
+"""The contract of an operator: a small function over tensors, with Caffe2's gradient.
 
     @operator("LeakyRelu", gradient="LeakyReluGradient(O0, GO0) -> GI0")
     def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
@@ -222,9 +221,7 @@ class Operator:
         return None if parameter.default is REQUIRED else parameter.default
 
     def check(self, definition: OperatorDef) -> None:
-        """Raise ValueError when the number of inputs or outputs is not one that the operator
-        has.
-        """
+        """Raise ValueError for a number of inputs or outputs that the operator does not have."""
         for what, limits, count in (
             ("inputs", self.inputs, len(definition.input)),
             ("outputs", self.outputs, len(definition.output)),
@@ -253,8 +250,7 @@ def operator(
     shapes: str | None = None,
     expected: str | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Register a function, or a class, as the operator of these names; see the docstring of the
-    module.
+    """Register a function, or a class, as the operator of names; see the module's docstring.
 
     Args:
         names: one name, or several of the same operator (`Conv`, `Conv2D`).

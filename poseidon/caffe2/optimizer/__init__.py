@@ -1,6 +1,4 @@
-"""Optimizers: classes that add the update of one parameter, and `build_*` functions for a whole
-model.
-"""
+"""Optimizers: classes that add one parameter's update, and `build_*` for whole models."""
 
 from __future__ import annotations
 
@@ -101,8 +99,7 @@ def get_param_device(
     param_to_device: dict[str, Any] | None = None,
     default_device: Any = None,
 ) -> Any:
-    """Return the device on which a parameter is updated: its own, or its gradient's, or the
-    default one.
+    """Return a parameter's device for updates: its own, its gradient's, or the default.
 
     Args:
         param_name: the parameter.
@@ -169,9 +166,7 @@ def _build(
 def _norm_ratio(
     model: Any, infos: list[Any], name_scope: str, devices: dict[str, Any], max_gradient_norm: float
 ) -> Any:
-    """Return the factor that brings the norm of all gradients down to a limit (Pascanu et al.,
-    2013).
-    """
+    """Return the factor that limits the norm of all gradients (Pascanu et al., 2013)."""
     net = model.net
     with core.NameScope(name_scope):
         sums = []

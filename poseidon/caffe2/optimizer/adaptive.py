@@ -24,9 +24,7 @@ class WngradOptimizer(AlphaOptimizer):
         output_effective_lr_and_update: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Take the settings; `moment_init` is the first value of the moment, see
-        `AdagradOptimizer` for the others.
-        """
+        """Take the settings; `moment_init` is the moment's start; see `AdagradOptimizer`."""
         super().__init__(alpha, policy, kwargs)
         self.epsilon = epsilon
         self.sparse_dedup_aggregator = sparse_dedup_aggregator
@@ -261,9 +259,7 @@ class DecayAdagradOptimizer(AlphaOptimizer):
         engine: str | None = "",
         **kwargs: Any,
     ) -> None:
-        """Take the settings; `bias_correction_first` says whether the first moment's bias is
-        corrected.
-        """
+        """Take the settings; `bias_correction_first` corrects the first moment's bias."""
         super().__init__(alpha, policy, kwargs)
         self.beta1 = beta1
         self.beta2 = beta2

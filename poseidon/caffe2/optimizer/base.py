@@ -1,6 +1,4 @@
-"""What optimizers have in common: names of their blobs, the learning rate, the iteration
-counter.
-"""
+"""The common part of optimizers: names of blobs, learning rate, iteration counter."""
 
 from __future__ import annotations
 
@@ -175,9 +173,7 @@ class Optimizer:
         offset: float | None,
         weight_decay: float = 0.0,
     ) -> None:
-        """Multiply the learning rate by the ratio of the norms of parameter and gradient (You et
-        al., 2017).
-        """
+        """Multiply the rate by the norms' ratio, parameter to gradient (You et al., 2017)."""
         grad = param_info.grad
         if offset is None or isinstance(grad, core.GradientSlice):
             return

@@ -10,9 +10,7 @@ from poseidon.caffe2.optimizer.base import AlphaOptimizer, Optimizer, shape_of
 
 
 class SgdOptimizer(Optimizer):
-    """SGD with momentum (the learning rate is part of the momentum buffer), Nesterov's form and
-    LARS.
-    """
+    """SGD with momentum (times the learning rate), Nesterov's form and LARS."""
 
     def __init__(
         self,
@@ -92,9 +90,7 @@ class SgdOptimizer(Optimizer):
 
 
 class MultiPrecisionSgdOptimizer(SgdOptimizer):
-    """SGD that updates the float32 copy of a float16 parameter; float32 parameters as
-    `SgdOptimizer`.
-    """
+    """SGD on the float32 copies of float16 parameters; else as `SgdOptimizer`."""
 
     def __init__(
         self,
@@ -140,9 +136,7 @@ class MultiPrecisionSgdOptimizer(SgdOptimizer):
 
 
 class FP16SgdOptimizer(SgdOptimizer):
-    """SGD in float16, with the decay of weights in the update; parameters of batch normalization
-    stay float32.
-    """
+    """SGD in float16 with weight decay; batch normalization's parameters stay float32."""
 
     def __init__(
         self,

@@ -46,8 +46,7 @@ def add_tensor(net: Any, name: str, blob: np.ndarray) -> None:
 
 
 def Export(workspace: Any, net: Any, params: Iterable[Any]) -> tuple[Any, Any]:
-    """Return the NetDef that makes the parameters, and the NetDef that predicts, for files and
-    for `Predictor`.
+    """Return the NetDefs that make parameters and predict, for files and for `Predictor`.
 
     The inputs of the second are first in its external inputs. The first fills them with a zero, so
     that they exist.

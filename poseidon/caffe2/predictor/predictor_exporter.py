@@ -1,6 +1,4 @@
-"""Predictors as databases: the nets that make and run them, and their parameters, under Caffe2's
-keys.
-"""
+"""Predictors as databases: their nets and parameters, under Caffe2's keys."""
 
 from __future__ import annotations
 
@@ -162,9 +160,7 @@ def _global_init_net(predictor_export_meta: PredictorExportMeta) -> Any:
 def get_meta_net_def(
     predictor_export_meta: PredictorExportMeta, ws: Any = None, db_type: str | None = None
 ) -> Any:
-    """Return the MetaNetDef of a predictor: three nets, and the names of its parameters, inputs
-    and outputs.
-    """
+    """Return a predictor's MetaNetDef: three nets, names of parameters, inputs and outputs."""
     meta = predictor_export_meta
     ws = ws or workspace.C.Workspace.current
     meta_net_def = metanet_pb2.MetaNetDef()
@@ -227,8 +223,7 @@ def save_to_db(
 def load_from_db(
     filename: str, db_type: str, device_option: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Return the MetaNetDef of a predictor; its parameters are loaded when its global init net
-    runs.
+    """Return a predictor's MetaNetDef; its global init net loads the parameters.
 
     Args:
         filename, db_type: the database.

@@ -32,8 +32,7 @@ def create_predict_net(predictor_export_meta: Any) -> Any:
 
 
 def create_predict_init_net(ws: Any, predictor_export_meta: Any) -> Any:
-    """Return the NetDef that fills inputs and outputs with zeros, and then runs the meta's
-    `extra_init_net`.
+    """Return the NetDef that zeros inputs and outputs, then runs the meta's `extra_init_net`.
 
     Args:
         ws: the workspace whose blobs give the shapes that the meta does not.
@@ -63,9 +62,7 @@ def create_predict_init_net(ws: Any, predictor_export_meta: Any) -> Any:
 
 
 def get_comp_name(string: str, name: str | None) -> str:
-    """Return the key of a part of the predictor of a name: the predictor without a name has the
-    plain key.
-    """
+    """Return the key of a part of a named predictor; without a name it is the plain key."""
     return f"{string}_{name}" if name else string
 
 
@@ -239,9 +236,7 @@ def ExtractPredictorNet(
 
 
 def _place_steps(op: Any, device: Any) -> None:
-    """Set the device of the step net of a recurrent operator, and drop the gradient of its
-    steps.
-    """
+    """Set the device of a recurrent operator's step net, and drop its steps' gradient."""
     for argument in op.arg if op.type.startswith("RecurrentNetwork") else ():
         if argument.name == "backward_step_net":
             argument.ClearField("n")

@@ -179,9 +179,7 @@ class RNNCell:
         raise NotImplementedError(f"{type(self).__name__} has no apply_override")
 
     def prepare_input(self, model: Any, input_blob: Any) -> Any:
-        """Add what depends on the input only, for one step or for the whole sequence; return the
-        result.
-        """
+        """Add what depends on the input only, for one or all steps; return the result."""
         return input_blob
 
     def get_output_state_index(self) -> int:
@@ -204,9 +202,7 @@ class RNNCell:
         return states[self.get_output_state_index()]
 
     def _prepare_output_sequence(self, model: Any, state_outputs: Sequence[Any]) -> Any:
-        """Return the output of all steps; the states come as pairs of all values and the last
-        one.
-        """
+        """Return the output of all steps; states come as pairs of all values and the last."""
         return state_outputs[2 * self.get_output_state_index()]
 
 

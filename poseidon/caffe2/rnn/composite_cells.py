@@ -13,9 +13,7 @@ from poseidon.caffe2.rnn.cell import Extra, RNNCell, rectified
 
 
 class DropoutCell(RNNCell):
-    """Applies dropout to the output of a cell, and not to the state that continues to the next
-    step.
-    """
+    """Applies dropout to a cell's output, not to the state that goes to the next step."""
 
     def __init__(
         self,

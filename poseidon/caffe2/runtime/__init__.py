@@ -1,3 +1,1 @@
-"""How nets run: blobs and workspaces, the compilation of a NetDef to bound calls, plans, shape
-inference.
-"""
+"""How nets run: blobs and workspaces, NetDefs as bound calls, plans, shape inference."""

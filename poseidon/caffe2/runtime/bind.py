@@ -1,6 +1,4 @@
-"""Binds an operator's definition to the blobs of a workspace: the result is a call without
-arguments.
-"""
+"""Binds an operator's definition to a workspace's blobs: a call without arguments."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ def function_of(
 def bind(
     definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob], workspace: Any
 ) -> Step:
-    """Return a call that reads the inputs, checks their shapes, runs the operator and sets the
-    outputs.
-    """
+    """Return a call that reads and checks the inputs, runs and sets the outputs."""
     known, function = find(definition.type), function_of(definition, workspace)
     if known.shapes is not None:
         function = _ordered(known.shapes, definition).guard(function, definition.input)
@@ -94,8 +90,7 @@ def bind(
 
 
 def misfit(definition: OperatorDef, values: Sequence[Any]) -> str:
-    """Return a sentence on the first input of an operator that has not the expected shape, ""
-    where none is known.
+    """Return a sentence on an operator's first input of unexpected shape, or "".
 
     Args:
         definition: the operator.
@@ -119,8 +114,7 @@ def _ordered(shapes: InputShapes, definition: OperatorDef) -> InputShapes:
 
 
 def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:
-    """Return a call that reads the inputs and starts the operator; None where it does not wait
-    for other processes.
+    """Return a call that reads inputs and starts the operator; None if it does not wait.
 
     An operator that reports its failure in a blob only runs as a whole.
     """
@@ -139,9 +133,7 @@ def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:
 
 
 def is_owned(blob: Blob) -> bool:
-    """Return whether a blob has a contiguous tensor on the CPU, and nothing else
-    refers to the tensor or to its memory.
-    """
+    """Return whether a blob alone owns a contiguous tensor on the CPU and its memory."""
     value = blob.value
     if (
         not isinstance(value, torch.Tensor)
@@ -154,9 +146,7 @@ def is_owned(blob: Blob) -> bool:
 
 
 def _holders(blob: Blob) -> tuple[int, int]:
-    """Return how many refer to the tensor of a blob and to its memory; the second is 0 where
-    torch does not tell.
-    """
+    """Return how many refer to a blob's tensor and its memory; 0 for the second if unknown."""
     value = blob.value
     count = getattr(torch._C, "_storage_Use_Count", None)
     return sys.getrefcount(value), 0 if count is None else count(value.untyped_storage()._cdata)
@@ -176,9 +166,7 @@ def set_outputs(outputs: Sequence[Blob], values: Sequence[Any]) -> None:
 def step(
     known: Operator, function: Callable[..., Any], inputs: Sequence[Blob], outputs: Sequence[Blob]
 ) -> Step:
-    """Return the call for a function, by the number of inputs and outputs: the common ones have
-    no loop.
-    """
+    """Return the function's call by numbers of inputs and outputs; common ones have no loop."""
     if known.blobs:
         return functools.partial(function, inputs, outputs)
     if not outputs:
@@ -275,9 +263,7 @@ def _infer_operator(op: OperatorDef, values: dict[str, Any]) -> None:
 
 
 def _assume_gradients(op: OperatorDef, values: dict[str, Any]) -> None:
-    """Give the gradients that an operator makes the shapes of their blobs, which their names
-    tell.
-    """
+    """Give an operator's gradients the shapes of their blobs, known by their names."""
     for name in op.output if op.is_gradient_op else ():
         blob = name.removesuffix("_grad")
         if blob != name and blob in values:

@@ -1,5 +1,4 @@
-"""The plan of a dag net: which operators wait for which, the chains that run on one thread each,
-and when a blob is needed last.
+"""A dag net's plan: which operators wait for which, chains of one thread, blobs' last readers.
 
 Operators that wait for other machines are two parts: one starts, one waits for the result and sets
 the outputs. All shards start them in the order of the net, whatever their threads do: collectives
@@ -48,9 +47,7 @@ def _hidden(operators: Sequence[OperatorDef]) -> set[str]:
 
 
 def nested_blobs(operators: Iterable[OperatorDef]) -> set[str]:
-    """Return the blobs that nets in arguments name: their operators read some that no operator
-    outside shows.
-    """
+    """Return the blobs that nets in arguments name and no operator outside shows."""
     names: set[str] = set()
     for operator in operators:
         for argument in operator.arg:
@@ -102,8 +99,7 @@ class Chain:
 def dependencies(
     operators: Sequence[OperatorDef], starting: Collection[int] = ()
 ) -> list[set[int]]:
-    """Return for each operator those that must run before: makers of what it reads, readers of
-    what it writes.
+    """Return each operator's predecessors: makers of what it reads, readers of what it writes.
 
     Control inputs between operators that are started are left out: these are started in order
     anyway.
@@ -169,8 +165,7 @@ def _collide(earlier: OperatorDef, later: OperatorDef) -> bool:
 
 
 def chains(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[Chain]:
-    """Return the chains of a net: an operator joins the chain of the one that it waits for,
-    where both have no other.
+    """Return a net's chains: an operator joins the one it waits for, if both have no other.
 
     Operators that another chain releases start a chain. Chains are in the order of their first
     operators: running them one after the other is right too.

@@ -55,9 +55,7 @@ _thread = _Thread()
 
 
 def current_stop() -> Stop | None:
-    """Return the function that tells whether the plan of this thread has ended; None outside
-    plans.
-    """
+    """Return whether this thread's plan has ended, as a function; None outside plans."""
     return _thread.stopped
 
 
@@ -135,9 +133,7 @@ _pool = _new_pool()
 
 
 def _after_fork() -> None:
-    """Let a forked process run nets: it has none of its parent's threads, neither of the pool
-    nor of torch.
-    """
+    """Let a forked process run nets: no threads of its parent's, of the pool or of torch."""
     global _pool  # noqa: PLW0603
     _pool = _new_pool()
     torch.set_num_threads(1)

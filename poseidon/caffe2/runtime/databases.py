@@ -178,8 +178,7 @@ class MinidbWriter:
 
 @contextmanager
 def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
-    """Yield a writer of a new database of any kind, which appears at `path` when the block ends
-    without an error.
+    """Yield a writer of a new database of any kind; it is at `path` only after success.
 
     Raises:
         DataError: `path` exists, another process writes it, or a write fails.

@@ -109,8 +109,7 @@ def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether a statement `raise` of this package has raised an error: its text is a
-    sentence for the user.
+    """Return whether this package's `raise` raised an error: its text is for users.
 
     Others come from an operation of torch, NumPy or Python that got values which it cannot compute
     with.
@@ -125,15 +124,11 @@ def is_own(error: BaseException) -> bool:
 
 
 def place_of(error: BaseException) -> tuple[str, int] | None:
-    """Return the net and the index of the operator that an error is of; None for an error of
-    a different kind.
-    """
+    """Return the net and the index of an error's operator, or None."""
     return getattr(error, "operator", None)
 
 
 def sentence(error: BaseException) -> str:
-    """Return the first line of an error's message, without the operator and the classes of its
-    causes.
-    """
+    """Return the first line of an error's message, without operator and classes."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^(\[enforce fail at \w+\] )?(\w*Error: )*", "", line)

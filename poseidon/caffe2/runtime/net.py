@@ -126,8 +126,7 @@ class Net:
                 self._run_step(index)
 
     def _free_overwritten(self, workspace: Any) -> set[int]:
-        """Let the steps free the values that later steps overwrite: behind the last
-        reader, or on threads before the writer.
+        """Let steps free values that later ones overwrite, after or on threads before the writer.
 
         Return the indices of the last readers and of the writers.
         """
@@ -144,9 +143,7 @@ class Net:
     def _bind_starts(
         self, workspace: Any, freeing: set[int]
     ) -> dict[int, tuple[Start, list[Blob]]]:
-        """Return what starts an operator and its outputs, for those that wait for other machines
-        and free no value.
-        """
+        """Return what starts an operator, and its outputs, for those that wait and free nothing."""
         found = {}
         for index, operator in enumerate(self.definition.op):
             # The function of a Python operator may wait for another operator's.
@@ -203,8 +200,7 @@ class StartedOperators:
 
 
 def computing_threads(operators: Sequence[OperatorDef]) -> int:
-    """Return how many threads compute in a net that waits for other machines: on CPUs one for
-    each replica.
+    """Return the threads of a net that waits for other machines: on CPUs one a replica.
 
     More would compete with torch's own threads inside operators, and with threads that send. On
     GPUs threads wait for the device, and the net sets their number.
@@ -274,8 +270,7 @@ def compile_operator(
 def failure(
     error: Exception, definition: OperatorDef, inputs: Sequence[Blob], net: str = "", index: int = 0
 ) -> Exception:
-    """Return what to raise for an operator that has failed: its message names the net, the blobs
-    and their shapes.
+    """Return a failed operator's error: it names the net, the blobs and their shapes.
 
     Errors of Python functions, of inner nets and of jobs (one sentence for the user) stay as they
     are.
@@ -303,8 +298,7 @@ def _shape(value: Any) -> str:
 
 
 def check_sources(definition: NetDef) -> None:
-    """Raise RuntimeError when a net that declares its inputs reads a blob that is neither an
-    input nor made before.
+    """Raise RuntimeError when a net with declared inputs reads an undeclared, unmade blob.
 
     A declared output that no operator makes is an error too.
     """

@@ -21,9 +21,7 @@ MAX_WAITING = 2
 
 
 class Record(NamedTuple):
-    """A record: its number among all that all shards read, from 0 and across epochs; its key and
-    its value.
-    """
+    """A record: its number in all that all shards read, from 0 across epochs; key and value."""
 
     number: int
     key: bytes
@@ -66,8 +64,7 @@ class Reader:
         seed: int = 0,
         cursor: Cursor | None = None,
     ) -> None:
-        """Open a database at the first record of a shard: the one of that number, then each
-        `num_shards`-th.
+        """Open a database at a shard's first record; it reads each `num_shards`-th from there.
 
         Args:
             path, db_type: the database.
@@ -118,9 +115,7 @@ class Reader:
             self._go_to(0)
 
     def skip(self, count: int) -> None:
-        """Pass so many records of the shard by, as if they were read: a restart continues where a
-        run has ended.
-        """
+        """Pass records of the shard by as if read: a restart continues where a run ended."""
         with self._lock:
             self._go_to(self._count + count)
 

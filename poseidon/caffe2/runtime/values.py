@@ -81,8 +81,7 @@ def number_of(value: torch.Tensor | np.ndarray) -> int:
 
 
 def to_value(given: Any, device: torch.device) -> Any:
-    """Return what a blob holds for what was fed: arrays are copied, torch tensors on the device
-    are shared.
+    """Return what a blob holds for a fed value: arrays are copied, torch tensors shared.
 
     Raises:
         RuntimeError: a value of this type cannot be fed.
@@ -109,9 +108,7 @@ def to_value(given: Any, device: torch.device) -> Any:
 
 
 def from_value(name: str, value: Any) -> Any:
-    """Return what is fetched for a blob's value: an array of its own, a string, or a sentence on
-    an opaque object.
-    """
+    """Return a blob's fetched value: an own array, a string, or a sentence on the object."""
     if isinstance(value, torch.Tensor):
         return (
             value.detach().cpu().numpy().copy()

@@ -47,9 +47,7 @@ class TensorView:
     _shape = shape
 
     def reshape(self, dims: Sequence[int]) -> None:
-        """Give the tensor a shape; values stay where their number stays, new memory is of type
-        float32 by default.
-        """
+        """Give the tensor a shape; values stay if their number does, new ones are float32."""
         value = self._blob.value
         dims = [int(size) for size in dims]
         if isinstance(value, torch.Tensor) and value.numel() == int(np.prod(dims, dtype=np.int64)):

@@ -1,6 +1,4 @@
-"""A workspace: blobs by name, the nets that run over them, and plans, whose steps run nets in order or
-at the same time.
-"""
+"""A workspace: blobs by name, nets over them, plans whose steps run nets in turn or at once."""
 
 from __future__ import annotations
 
@@ -108,9 +106,7 @@ def run_plan(plan: PlanDef, workspace: Workspace) -> None:
 
 
 class _Runner:
-    """Runs steps, and makes the nets where they run first: a step may have a workspace of its
-    own.
-    """
+    """Runs steps, and makes nets at their first run: a step may have its own workspace."""
 
     def __init__(self, nets: dict[str, NetDef]) -> None:
         self.nets = nets

@@ -86,9 +86,7 @@ class Buckets:
         return bucket.add(tensors)
 
     def _first_like(self, world: CommonWorld) -> CommonWorld:
-        """Return the first world that can take over the sums of a world: a few sums at a time take
-        less time than many.
-        """
+        """Return the first world that can take a world's sums: few sums at a time are faster."""
         for known in self._worlds:
             if known.joins(world):
                 return known

@@ -135,16 +135,13 @@ class CommonWorld:
         )
 
     def reduce(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Return the sum over all shards on the shard `root`, and a copy of the tensor on the
-        others.
-        """
+        """Return the sum over all shards on the shard `root`, a copy of the tensor elsewhere."""
         self._check_rank(root)
         (total,) = self.all_reduce([tensor])
         return total if self.rank == root else tensor.clone()
 
     def all_gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the tensors of all shards one after the other along the first dimension, by
-        rank.
+        """Return all shards' tensors joined along the first dimension, by rank.
 
         Each shard's tensors may have a different size in the first dimension, which may be 0.
         """
@@ -188,9 +185,7 @@ class CommonWorld:
         return self._start(torch.zeros(1), lambda group, moved: group.sum(moved))
 
     def joins(self, other: CommonWorld) -> bool:
-        """Return whether sums of both worlds can be one message: of the same shards, engine and
-        time limit.
-        """
+        """Return whether both worlds' sums can be one message: same shards, engine, time limit."""
         return (
             self._shards is other._shards
             and (self.engine, self.timeout_s) == (other.engine, other.timeout_s)
@@ -225,9 +220,7 @@ class CommonWorld:
     def _run(
         self, tensor: Tensor, start: Callable[[ProcessGroup, Tensor], Callable[[], None]]
     ) -> Tensor:
-        """Start an operation on a tensor and wait for it; return its result on the tensor's
-        device.
-        """
+        """Run an operation on a tensor to its end; return the result on the tensor's device."""
         wait = self._start(tensor, start)
         with lending():
             return wait()[0]
@@ -273,9 +266,7 @@ class CommonWorld:
 
 
 def local_sum(tensors: Sequence[Tensor], owned: bool = False) -> Tensor:
-    """Return the sum of tensors of this process on the device of the first: in
-    a new tensor, or in an owned first one.
-    """
+    """Return this process's tensors' sum on the first's device: new, or in an owned first."""
     total = tensors[0] if owned else tensors[0].clone()
     for other in tensors[1:]:
         total.add_(other.to(total.device))

@@ -1,5 +1,4 @@
-"""torch.distributed without its process-wide state: a rendezvous, groups of processes, and
-errors in our words.
+"""torch.distributed without global state: rendezvous, process groups, our own errors.
 
 Law: nothing here touches the default process group, so several replicas may live in one process,
 and a training script may have a default group of its own.
@@ -137,9 +136,7 @@ class ProcessGroup:
             return self._waiter(self._group.broadcast([tensor], options), "broadcast")
 
     def all_gather(self, whole: Tensor, rank: int) -> Waiter:
-        """Start to fill `whole[i]` with rank i's tensor, in all processes; this one's is
-        `whole[rank]`.
-        """
+        """Start to fill `whole[i]` with rank i's tensor everywhere; ours is `whole[rank]`."""
         with torch_errors("gather"):
             work = self._group.allgather([list(whole.unbind())], [whole[rank].clone()])
             return self._waiter(work, "gather")
@@ -162,9 +159,7 @@ class ProcessGroup:
         return wait
 
     def _await(self, work: Any, watched: bool) -> None:
-        """Wait in short steps, where gloo allows it: messages between two
-        processes end with the first wait that fails.
-        """
+        """Wait in short steps, where gloo allows it: a failed wait ends messages between two."""
         if self._watch is None or not watched:
             work.wait(_timeout(self._network))
             return

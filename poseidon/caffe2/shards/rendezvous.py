@@ -1,5 +1,4 @@
-"""The rendezvous of a run's shards: each publishes where it is in a store, and learns where the
-others are.
+"""The rendezvous of a run's shards: each publishes its address, and learns the others'.
 
     store = FolderStore("/mnt/shared", prefix="run_17")
     address = published_address(None)
@@ -214,9 +213,7 @@ def is_loopback(address: str) -> bool:
 
 @cache
 def network_id() -> str:
-    """Return what all processes have in common that share this one's loopback interface, and no
-    other has.
-    """
+    """Return what the processes of this loopback interface, and no others, have in common."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             return f"{stream.read().strip()}:{os.stat('/proc/self/ns/net').st_ino}"
@@ -225,9 +222,7 @@ def network_id() -> str:
 
 
 def interfaces() -> Mapping[str, str]:
-    """Return the address of each network interface that is up and has one: IPv4 where there is
-    one, else IPv6.
-    """
+    """Return the address of each network interface that is up: IPv4, else IPv6."""
     found: dict[str, str] = {}
     up = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():

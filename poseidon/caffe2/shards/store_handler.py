@@ -32,9 +32,7 @@ FAILED = "failed"
 
 
 class CollectiveError(JobError, RuntimeError):
-    """The shards do not find each other, or one of them was lost; also a RuntimeError, as
-    Caffe2's scripts expect.
-    """
+    """The shards do not meet, or one was lost; a RuntimeError too, as Caffe2's scripts expect."""
 
 
 class StoreHandler:
@@ -77,9 +75,7 @@ class StoreHandler:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turn errors of stores and of the rendezvous into a `CollectiveError` with the same
-    sentence.
-    """
+    """Turn errors of stores and rendezvous into a `CollectiveError` of the same sentence."""
     try:
         yield
     except CollectiveError:
@@ -147,9 +143,7 @@ class Shards:
             raise PeerLost("could not go on with the other shards: one of them reports a failure")
 
     def explain(self, error: PeerLost) -> CollectiveError:
-        """Report a failure to the other shards, and return the error that names those which do
-        not answer.
-        """
+        """Report a failure to the other shards; return the error that names the silent ones."""
         self._failed.set()
         with self._lock:
             if self._lost is None:
@@ -204,9 +198,7 @@ def _set_once(store: Store, key: str) -> None:
 
 
 def _answer(reference: weakref.ref[Shards]) -> None:
-    """Look for reported failures, on a thread, until there is one or the shards are not used any
-    more.
-    """
+    """Look for reported failures, on a thread, until one comes or the shards are done."""
     pause = threading.Event()
     while (shards := reference()) is not None and not shards.answer():
         del shards

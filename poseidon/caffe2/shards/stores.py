@@ -1,5 +1,4 @@
-"""Key-value stores that the shards of a run meet in: a shared folder, or a Redis server;
-`tcp_store` has a third.
+"""Key-value stores where shards meet: a folder or a Redis server; also `tcp_store`.
 
 Law: a key is set once. A second `set` of a key is an error that names it, so a run id that was used
 before is noticed, and no shard reads what an earlier run has left. (Caffe2's file store overwrote
@@ -122,8 +121,7 @@ class Store(ABC):
 
 
 class FolderStore(Store):
-    """One file for each key in a folder that all shards share, such as one on
-    NFS. It needs no locks of the file system.
+    """One file for each key in a shared folder, such as one on NFS, without file locks.
 
     Args:
         folder: it must exist.

@@ -1,6 +1,4 @@
-"""Checkpoints of `resnet50_trainer.py`: one file of parameters and nets after each
-epoch, in the form of Caffe2's predictors.
-"""
+"""Checkpoints of `resnet50_trainer.py`: an epoch's parameters and nets as a Caffe2 predictor."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ def checkpoint_path(args: argparse.Namespace, epoch: int) -> Path:
 
 
 def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> Path:
-    """Write a checkpoint after so many epochs, remove the checkpoint of the epoch before, and
-    return the new one's path.
+    """Write a checkpoint after so many epochs, remove the one before; return the new path.
 
     The first makes the folder.
     """
@@ -87,9 +84,7 @@ def shapes_of_params(model: ModelHelper) -> dict[str, tuple[int, ...]]:
 
 
 def check_loaded(path: str, meta: Any, expected: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise UsageError when a checkpoint belongs to a different network: parameters are missing,
-    or their shapes differ.
-    """
+    """Raise UsageError for a different network's checkpoint: parameters missing or misshapen."""
     stored = set(predictor_py_utils.GetBlobs(meta, predictor_constants.PARAMETERS_BLOB_TYPE))
     for name, shape in expected.items():
         if name in stored and found[name] == shape:

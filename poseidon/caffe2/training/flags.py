@@ -274,8 +274,7 @@ class Group(Protocol):
 
 
 def from_flags(args: argparse.Namespace, plan: Plan) -> dict[str, Any] | None:
-    """Make the store that the flags name: Redis where there is a host of one, else a folder;
-    None for one shard.
+    """Make the flags' store: Redis if a host is given, else a folder; None for one shard.
 
     Raises:
         UsageError: there is no run id.

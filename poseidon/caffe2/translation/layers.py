@@ -344,9 +344,7 @@ def batch_norm(layer: LayerParameter, blobs: Blobs, is_test: bool, **_: Any) -> 
 
 @register("Scale", "Bias")
 def scale(layer: LayerParameter, blobs: Blobs, is_test: bool, **_: Any) -> Translation:
-    """Translate a factor or a summand: a blob, or the second bottom; it covers axes from `axis`
-    on.
-    """
+    """Translate a factor or summand: a blob or the second bottom, over axes from `axis` on."""
     param: Any = layer.scale_param if layer.type == "Scale" else layer.bias_param
     _refuse(param.axis < 0, f"axis: {param.axis}")
     learned, biased = len(layer.bottom) == 1, layer.type == "Scale" and param.bias_term

@@ -23,9 +23,7 @@ class _WithCurrent(type):
 
 
 class Workspace(WorkspaceView, metaclass=_WithCurrent):
-    """A workspace of its own, or inside another, whose blobs it sees; `Workspace.current` is the
-    current one.
-    """
+    """A workspace of its own, or inside one whose blobs it sees; see `Workspace.current`."""
 
     def __init__(self, parent: WorkspaceView | None = None) -> None:
         super().__init__(RuntimeWorkspace(parent=None if parent is None else parent._workspace))

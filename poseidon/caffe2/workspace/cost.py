@@ -59,9 +59,7 @@ def InferShapesAndTypes(
 
 
 def data_type_of(dtype: Any) -> int:
-    """Return the number of `TensorProto.DataType` for a numpy type; strings and objects are
-    STRING.
-    """
+    """Return the `TensorProto.DataType` of a numpy type; strings and objects are STRING."""
     kind = np.dtype(dtype)
     if kind.kind in "SUO":
         return int(TensorProto.STRING)
@@ -174,8 +172,7 @@ _COSTS: dict[str, Cost] = {
 
 
 def BenchmarkNet(name: Any, warmup_runs: int, main_runs: int, run_individual: bool) -> list[float]:
-    """Return milliseconds of one run of a created net, and of each of its operators where these
-    are asked for.
+    """Return milliseconds of a created net's run, and of each of its operators if asked for.
 
     Raises:
         RuntimeError: there is no such net.
@@ -200,8 +197,7 @@ def _milliseconds(call: Any, runs: int) -> float:
 
 
 def ApplyTransform(transform_key: str, net: Any) -> caffe2_pb2.NetDef:
-    """Return a net after a transform; the only one that exists is `ConvToNNPack`, which sets an
-    engine.
+    """Return a net after a transform; only `ConvToNNPack` exists, which sets an engine.
 
     Raises:
         RuntimeError: there is no such transform.

@@ -85,9 +85,7 @@ def RootFolder() -> str:
 
 
 def GlobalInit(args: Sequence[str]) -> bool:
-    """Take Caffe2's command line flags (`--caffe2_log_level=2`); what is not known here is
-    ignored.
-    """
+    """Take Caffe2's command line flags (`--caffe2_log_level=2`); unknown ones are ignored."""
     for argument in args[1:]:
         key, _, value = str(argument).partition("=")
         if key == "--caffe2_log_level" and value.lstrip("-").isdigit():

@@ -91,8 +91,7 @@ def FeedBlob(name: Any, arr: Any, device_option: caffe2_pb2.DeviceOption | None 
 
 
 def FetchBlob(name: Any) -> Any:
-    """Return a blob: an array of its own, the bytes of a string, or a sentence about any other
-    object.
+    """Return a blob: an own array, a string's bytes, or a sentence about any other object.
 
     Raises:
         RuntimeError: there is none of this name.
@@ -263,9 +262,7 @@ def IsImmediate() -> bool:
 
 
 def StartImmediate(i_know: bool = False) -> None:
-    """Run operators as they are created; `i_know` keeps the warning away that this is for
-    experiments only.
-    """
+    """Run operators as they are created; `i_know` silences the warning of experiments."""
     if IsImmediate():
         return
     _Mode.active = True

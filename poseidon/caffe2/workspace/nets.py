@@ -235,9 +235,7 @@ def RunPlanInBackground(plan_or_step: Any) -> BackgroundPlan:
 
 
 class Predictor:
-    """Runs a net on inputs; its parameters come from the init net, and from the current
-    workspace where it has them.
-    """
+    """Runs a net on inputs; parameters come from the init net or the current workspace."""
 
     def __init__(self, init_net: Any, predict_net: Any) -> None:
         """Run the init net and create the other.
@@ -255,8 +253,7 @@ class Predictor:
         self._compiled = self._workspace.create_net(self._net, overwrite=True)
 
     def run(self, inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray]) -> list[Any]:
-        """Return the net's external outputs for inputs, given in the order of the external
-        inputs or by name.
+        """Return the net's outputs for inputs, given by name or in the external inputs' order.
 
         Inputs that are not given keep their values from the init net or from the run before.
 

@@ -148,9 +148,7 @@ def uniform_int_fill(
     min_: int = 0,
     max_: int = 1,
 ) -> Tensor:
-    """Return integers uniform between `min` and `max`, both included; further inputs replace
-    these.
-    """
+    """Return integers uniform in `min` to `max`, inclusive; further inputs replace these."""
     size = filled.sizes(inputs[:1], context)
     if len(inputs) == 3:
         min_, max_ = int(inputs[1].item()), int(inputs[2].item())
@@ -174,9 +172,7 @@ def gaussian_fill(
 
 @operator("XavierFill", gradient=NO_GRADIENT)
 def xavier_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) -> Tensor:
-    """Return values uniform within sqrt(3 / fan_in), fan_in the size divided by the first
-    dimension.
-    """
+    """Return values uniform within sqrt(3 / fan_in), fan_in the size / the first dimension."""
     made = _empty(filled.sizes(inputs, context), context)
     limit = math.sqrt(3 / (made.numel() / made.shape[0]))
     return made.uniform_(-limit, limit, generator=context.generator)
@@ -184,9 +180,7 @@ def xavier_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) ->
 
 @operator("MSRAFill", gradient=NO_GRADIENT)
 def msra_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) -> Tensor:
-    """Return normal values of spread sqrt(2 / fan_out), fan_out the size divided by the second
-    dimension.
-    """
+    """Return normal values of spread sqrt(2 / fan_out), fan_out the size / the second dimension."""
     made = _empty(filled.sizes(inputs, context), context)
     return made.normal_(
         0, math.sqrt(2 / (made.numel() / made.shape[1])), generator=context.generator

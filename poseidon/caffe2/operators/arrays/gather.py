@@ -17,8 +17,7 @@ from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
 def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
-    """Return entries of x along an axis, in the shape of the indices; x itself where the axis is
-    empty.
+    """Return entries of x along an axis, in the indices' shape; x if the axis is empty.
 
     Raises:
         TypeError: the indices are not whole numbers.
@@ -51,9 +50,7 @@ def _wrapped(indices: Tensor, size: int, wrap: bool) -> Tensor:
 
 
 def _matched(x: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """Return the indices as `torch.gather` and `scatter_add` want them, where outer dimensions
-    match.
-    """
+    """Return the indices as `torch.gather` and `scatter_add` want them for outer dimensions."""
     if indices.shape[:axis] != x.shape[:axis]:
         wanted = ", ".join([*map(str, x.shape[:axis]), "..."])
         raise ValueError(
@@ -154,9 +151,7 @@ def places(starts: Tensor, lengths: Tensor) -> Tensor:
 
 @operator("ScatterAssign", shapes="N *")
 def scatter_assign(x: Tensor, indices: Tensor, slices: Tensor) -> Tensor:
-    """Write the slices, one for each index, to the rows of x that the indices name, and return
-    x.
-    """
+    """Write the slices, one for each index, to the rows that the indices name; return x."""
     places, row = indices.reshape(-1).long(), x.shape[1:]
     check_count("the input slices", slices, len(places) * row.numel())
     x[places] = slices.reshape(len(places), *row).to(x.dtype)
@@ -186,9 +181,7 @@ def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
 
 @operator("BatchOneHot", gradient=NO_GRADIENT, shapes="N D, D, M")
 def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
-    """Return for each column of x as many columns as its length: whether x is each of the
-    values.
-    """
+    """Return for each column of x whether it is each of the values of its length."""
     wide = taken(x, ids_of(lengths), 1)
     if isinstance(wide, np.ndarray):
         return torch.from_numpy((wide == values[None, :]).astype(np.uint8))
@@ -197,8 +190,7 @@ def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
 
 @operator("BatchBucketOneHot", shapes="N D, D, M")
 def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
-    """Return for each column of x one column more than it has boundaries: whether x is in each
-    interval, x's type.
+    """Return for each column of x and each of its intervals whether x is in it, in x's type.
 
     A value that equals several boundaries is in the middle one of the intervals between them.
     """
@@ -278,8 +270,7 @@ def sparse_to_dense_mask(
     mask: list[int],
     return_presence_mask: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Return for each example the values of the indices of the mask, in its order, and which of
-    them are there.
+    """Return for each example the values of the mask's indices, and which are there.
 
     Args:
         indices: the indices of all examples, one example behind the other.
@@ -363,9 +354,7 @@ def boolean_mask_lengths(lengths: Tensor, mask: Tensor) -> Tensor:
 
 @operator("BooleanUnmask", gradient=NO_GRADIENT, expected="N, _, ...")
 def boolean_unmask(mask: Tensor, x: Tensor, *others: Tensor) -> Tensor:
-    """Return one vector from pairs of masks and values: each value where its mask holds, the
-    first that does.
-    """
+    """Return one vector of pairs of masks and values: the first value whose mask holds."""
     pairs = [mask, x, *others]
     made = x.new_zeros(mask.shape)
     for place in range(len(pairs) - 2, -1, -2):

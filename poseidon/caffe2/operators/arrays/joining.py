@@ -56,9 +56,7 @@ def _concat_rule(maker: GradientMaker) -> None:
 def concat(
     x: Any, *others: Any, axis: int | None = None, order: str = "NCHW", add_axis: bool = False
 ) -> tuple[Any, Tensor]:
-    """Return the inputs joined along an axis, by default the channels, and the size of each
-    there.
-    """
+    """Return the inputs joined along an axis, by default the channels, and their sizes there."""
     xs = [x, *others]
     place = _place(axis, order, x.ndim, add_axis)
     device = x.device if isinstance(x, Tensor) and x.device.type == "meta" else None
@@ -122,8 +120,7 @@ def split_by_lengths(
     order: str = "NCHW",
     use_scaling_lengths: bool = False,
 ) -> tuple[Any, ...]:
-    """Return x cut along an axis, by default the channels, so that each output has equally many
-    of the lengths.
+    """Return x cut along an axis, by default the channels, into equally many of the lengths.
 
     With `use_scaling_lengths` the lengths are shares: they are multiplied so that they fill the
     axis.
@@ -148,8 +145,7 @@ def split_by_lengths(
 
 @operator("UnsafeCoalesce", inputs=(1, 1 << 30))
 def unsafe_coalesce(*xs: Tensor) -> tuple[Tensor, ...]:
-    """Return all inputs as views of one buffer, and the buffer: feeding a buffer of this size
-    changes them all.
+    """Return all inputs as views of one buffer, and the buffer: feeding it changes them.
 
     Raises:
         ValueError: the inputs have different types.
@@ -238,8 +234,7 @@ def sequence_mask(
 
 @operator("GatherRangesToDense", gradient=NO_GRADIENT, inputs=(2, 3), expected="L, N R 2, L")
 class GatherRangesToDense:
-    """One matrix for each of the ranges of an example: rows of its length, 0 where a range is
-    empty or has a different length.
+    """A matrix for each range of an example: rows of its length, 0 where it is empty or differs.
 
     It counts the empty ranges and the ranges of a different length over all runs, and stops where
     they are too many.

@@ -58,9 +58,7 @@ def sample_as_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
 def weighted_sample(
     weights: Tensor, values: Tensor | None = None, *, context: Context
 ) -> tuple[Tensor, ...]:
-    """Return for each row of weights one column, drawn by weight, int32, and its value, shape
-    (rows, 1).
-    """
+    """Return for each row a column drawn by weight, int32, and its value, shape (rows, 1)."""
     if not weights.numel():
         empty = torch.zeros(0, dtype=torch.int32, device=weights.device)
         return (empty,) if values is None else (empty, values.new_zeros(0))
@@ -104,8 +102,7 @@ def last_n_window_collector(
     *,
     num_to_collect: int,
 ) -> tuple[Any, ...]:
-    """Return the last rows of all that were given, the place of the next one, and the number of
-    rows so far.
+    """Return the last rows given, the place of the next one, and the number of rows so far.
 
     The rows lie in a ring: a new one takes the place of the oldest.
 
@@ -145,8 +142,7 @@ def reservoir_sampling(
     num_to_collect: int,
     context: Context,
 ) -> tuple[Any, ...]:
-    """Return a sample of all rows that were given, in which each is with the same probability,
-    and the number of rows.
+    """Return a sample of all rows given, each with the same probability, and the rows' number.
 
     With ids each object is in the sample once: rows of objects that are there, or came before in x,
     do not count. Then the places by id and the ids by place are returned too. Outputs are the blobs
@@ -227,9 +223,7 @@ def reservoir_sampling(
     "FlexibleTopK", gradient="FlexibleTopKGradient(I0, I1, GO0, O1) -> GI0", expected="*S D, *S"
 )
 def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest values of each row and their columns, each row with a number of its
-    own; both are vectors.
-    """
+    """Return each row's largest values and their columns, so many as `counts` says; vectors."""
     rows = x.reshape(-1, x.shape[-1])
     values, indices = torch.sort(rows, dim=1, descending=True, stable=True)
     taken = torch.arange(rows.shape[1], device=x.device) < counts.reshape(-1, 1)

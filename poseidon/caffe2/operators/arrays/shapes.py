@@ -1,6 +1,4 @@
-"""Other shapes for the same values: reshape, flatten, squeeze, transpose, tile, expand, slice,
-and sizes.
-"""
+"""Other shapes for the same values: reshape, flatten, transpose, tile, expand, slice, sizes."""
 
 from __future__ import annotations
 
@@ -269,9 +267,7 @@ def slice_gradient(
     starts: list[int] = [],  # noqa: B006
     ends: list[int] = [],  # noqa: B006
 ) -> Tensor:
-    """Return the gradient of `Slice`; the inputs after x are starts and ends where there are
-    any, and dy.
-    """
+    """Return the gradient of `Slice`; inputs after x are starts and ends, if any, and dy."""
     *limits, dy = others
     if limits:
         for name, value in zip(("starts", "ends"), limits, strict=False):

@@ -33,9 +33,7 @@ differentiable(  # log(1 + e^x)
 
 @operator("PRelu", gradient="PReluGradient(O0, GO0, I0, I1) -> GI0, GI1")
 def prelu(x: Tensor, slope: Tensor, *, order: str = "NCHW") -> Tensor:
-    """Return x, or slope * x where it is negative; the slope is one number, or one for each
-    channel.
-    """
+    """Return x, or slope * x where negative; the slope is one number, or one for each channel."""
     return torch.where(x > 0, x, x * _slopes(slope, x, order))
 
 

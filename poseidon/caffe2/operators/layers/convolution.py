@@ -25,9 +25,7 @@ DIMENSIONS = ("", "1D", "2D", "3D")
 
 
 def filter_rule(maker: GradientMaker) -> None:
-    """Make the gradients of the filter, of the bias where there is one, and of the input unless
-    it is not wanted.
-    """
+    """Make the gradients of the filter, of a bias, and of the input unless unwanted."""
     bias = len(maker.forward.input) == 3 and not maker.argument("no_bias", 0)
     outputs = [maker.GI(1)]
     if bias:
@@ -50,9 +48,7 @@ def filter_rule(maker: GradientMaker) -> None:
     expected="N _ _ *, M _ _ *, M",
 )
 class Conv:
-    """Cross-correlation of images with a filter: `group` parts of the channels each have filters
-    of their own.
-    """
+    """Cross-correlation of images with a filter; each of `group` parts has its own filters."""
 
     def __init__(self, *, context: Context, group: int = 1) -> None:
         self.windows = Windows(context.definition)
@@ -94,9 +90,7 @@ def _check_channels(x: Tensor, w: Tensor, b: Tensor | None, group: int) -> None:
     *(f"Conv{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), shapes="N C *X, M *, N M *Y"
 )
 class ConvGradient:
-    """The gradients of `Conv`: of the filter, of the bias (without `no_bias`), of the input
-    where it is named.
-    """
+    """The gradients of `Conv`: of filter, bias (without `no_bias`) and input (if named)."""
 
     def __init__(self, *, context: Context, group: int = 1, no_bias: bool = False) -> None:
         self.windows = Windows(context.definition)
@@ -213,9 +207,7 @@ class ConvTransposeGradient(_Transposed):
 
 @operator("Im2Col", gradient="Col2Im(GO0, I0) -> GI0", expected="N C H W")
 class Im2Col:
-    """The windows of images as columns: N x (C kh kw) x oh x ow, or N x oh x ow x (kh kw C) in
-    the order NHWC.
-    """
+    """Windows of images as columns: N x (C kh kw) x oh x ow; in NHWC N x oh x ow x (kh kw C)."""
 
     def __init__(self, *, context: Context) -> None:
         self.windows = Windows(context.definition)
@@ -311,9 +303,7 @@ class LC(_Local):
     *(f"LC{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), expected="N _ _ *, ?, N _ _ *"
 )
 class LCGradient(_Local):
-    """The gradients of `LC`: of the filters, of the bias (without `no_bias`), of the input where
-    it is named.
-    """
+    """The gradients of `LC`: of filters, bias (without `no_bias`) and input (if named)."""
 
     def __init__(self, *, context: Context, group: int = 1, no_bias: bool = False) -> None:
         super().__init__(context=context, group=group)

@@ -250,9 +250,7 @@ def sigmoid_focal_loss_gradient(
     focal: Focal = FOCAL,
     num_classes: int = 80,
 ) -> Tensor:
-    """Return the gradient: with q = 1 - p it is w q^gamma (gamma p log p - q) by the right answer's
-    logit.
-    """
+    """Return the gradient: with q = 1 - p, w q^gamma (gamma p log p - q) by the answer's logit."""
     grouped = _by_anchor(x, num_classes)
     own, weights = _focal_targets(grouped, labels, focal)
     right = torch.where(own, grouped, -grouped)
@@ -332,9 +330,7 @@ def softmax_focal_loss_gradient(
     expected="N C H W",
 )
 def group_spatial_softmax(x: Tensor, *, num_classes: int = 81) -> Tensor:
-    """Return the softmax over the num_classes channels of each anchor, N x (anchors num_classes) x
-    H x W.
-    """
+    """Return each anchor's softmax over num_classes channels, N x (anchors num_classes) x H x W."""
     return torch.softmax(_by_anchor(x, num_classes), 2).reshape(x.shape)
 
 

@@ -146,9 +146,7 @@ def cosine_similarity_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor
 
 
 def _in_shape_of(x: Tensor, **others: Tensor) -> list[Tensor]:
-    """Return other inputs in the shape of x, which have as many values: Caffe2 goes through all
-    in order.
-    """
+    """Return other inputs in x's shape; Caffe2 goes through as many values in order."""
     for name, value in others.items():
         check_count(f"the input {name}", value, x.numel())
     return [value.reshape(x.shape) for value in others.values()]
@@ -178,9 +176,7 @@ def margin_ranking_criterion_gradient(
     gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0",
 )
 def cosine_embedding_criterion(s: Tensor, y: Tensor, *, margin: float = 0.0) -> Tensor:
-    """Return 1 - s for a pair that belongs together (y is 1), else max(0, s - margin), in the
-    shape of s.
-    """
+    """Return 1 - s for a pair that belongs together (y = 1), else max(0, s - margin)."""
     (y,) = _in_shape_of(s, y=y)
     return torch.where(y == 1, 1 - s, (s - margin).clamp(min=0))
 
@@ -209,9 +205,7 @@ def _differences(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("PairWiseLoss", gradient=_pair_rule, expected="N *, N *, M")
 def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Return for each session the mean of log(1 + exp(x_j - x_i)) over the pairs where label i
-    is the larger.
-    """
+    """Return each session's mean of log(1 + exp(x_j - x_i)) over pairs with the larger label i."""
     sizes = _sessions(x, lengths)
     losses = []
     for values, wanted in zip(
@@ -241,9 +235,7 @@ def pair_wise_loss_gradient(
 
 @operator("Accuracy", shapes="N D, N")
 def accuracy(predictions: Tensor, labels: Tensor, *, top_k: int = 1) -> Tensor:
-    """Return the part of the rows whose label is among the `top_k` largest; of equal ones the
-    first is the largest.
-    """
+    """Return the part of the rows whose label is among the `top_k` largest, ties in order."""
     picked = labels.reshape(-1, 1).long()
     own = predictions.gather(1, picked)
     earlier = torch.arange(predictions.shape[1], device=predictions.device) < picked
@@ -307,8 +299,9 @@ def lambda_rank_ndcg(
     use_idcg_normalization: bool = True,
     use_exp_gain: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the LambdaRank loss of each session, and its gradient by y (Wu et al., Information
-    Retrieval 13.3, 2010).
+    """Return each session's LambdaRank loss and its gradient by y.
+
+    Wu et al., Information Retrieval 13.3, 2010.
 
     Args:
         y: scores, a vector.
@@ -336,9 +329,7 @@ def lambda_rank_ndcg(
 
 @operator("LambdaRankNdcgGradient", inputs=(3, 4))
 def lambda_rank_ndcg_gradient(y: Tensor, *inputs: Tensor) -> Tensor:
-    """Return the gradient of `LambdaRankNdcg`; inputs behind y are the lengths, where there are
-    some, dy and dloss.
-    """
+    """Return the gradient of `LambdaRankNdcg`; inputs after y: lengths, if any, dy and dloss."""
     *sessions, dy, dloss = inputs
     check_tensor("the gradient of the scores", dy, tuple(y.shape))
     if not sessions:

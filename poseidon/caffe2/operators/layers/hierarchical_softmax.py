@@ -58,9 +58,7 @@ class _Paths:
         self._nodes = paths
 
     def __iter__(self) -> Iterator[tuple[Tensor, PathNodeProto, Tensor]]:
-        """Yield for each word and node of its path the examples, the node, and the places of its
-        layer's outputs.
-        """
+        """Yield for each word and node on its path the examples, the node, its layer's outputs."""
         for word, examples in self._examples.items():
             rows = torch.tensor(examples)
             begin = self._starts[rows]
@@ -132,9 +130,7 @@ def h_softmax_gradient(
 def _search(
     node: NodeProto, score: float, costs: Callable[[NodeProto], list[float]], beam: float
 ) -> list[tuple[str, float]]:
-    """Return names and costs of what lies below a node and costs less than its parent and the
-    beam together.
-    """
+    """Return names and costs of what is below a node and cheaper than its parent and the beam."""
     found: list[tuple[str, float]] = []
     deeper: list[tuple[str, float]] = []
     names = [*node.children, *node.word_ids]
@@ -161,8 +157,7 @@ def h_softmax_search(
     top_n: int = 5,
     topN: int | None = None,
 ) -> tuple[np.ndarray, Tensor]:
-    """Return the likeliest nodes and words of each example, best first: names, and negative log
-    probabilities.
+    """Return each example's likeliest nodes and words: names, and negative log probabilities.
 
     Args:
         x, w, b: see `HSoftmax`.

@@ -47,9 +47,7 @@ def _scales(given: Tensor | None, height: float, width: float) -> tuple[float, f
 
 
 def _nearest(images: Tensor, height: float, width: float) -> Tensor:
-    """Return resized images in the order NCHW: each pixel is that at its place divided by the
-    scale, rounded down.
-    """
+    """Return NCHW images resized: each pixel is the one at its place / scale, rounded down."""
     for axis, scale in ((2, height), (3, width)):
         size = images.shape[axis]
         places = torch.arange(int(size * scale), device=images.device)
@@ -71,9 +69,7 @@ def resize_nearest(
     height_scale: float = 1.0,
     order: str = "NCHW",
 ) -> Tensor:
-    """Return images resized by the nearest pixel; a second input gives the scales of height and
-    width.
-    """
+    """Return images resized by the nearest pixel; a second input gives both scales."""
     height, width = _scales(scales, height_scale, width_scale)
     if order == "NHWC":
         return channels_last(_nearest(channels_second(x), height, width))
@@ -141,8 +137,7 @@ def upsample_nearest_gradient(x: Tensor, dy: Tensor, *, scale: int = 2) -> Tenso
     expected="N C H W, N *",
 )
 def spatial_narrow_as(x: Tensor, like: Tensor) -> Tensor:
-    """Return the upper left part of images that has the height and width of others, as in
-    Detectron.
+    """Return the upper left part of images in the size of others, as in Detectron.
 
     Args:
         x: images, N x C x H x W.
@@ -187,9 +182,7 @@ class _Padding:
 
 @operator("PadImage", gradient="PadImageGradient(GO0) -> GI0", expected="N C H W")
 class PadImage(_Padding):
-    """Images with a border of a value, of their reflection, or of their edge; a negative border
-    cuts them.
-    """
+    """Images with a border of a value, a reflection, or their edge; a negative one cuts."""
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.windows.last:
@@ -252,9 +245,7 @@ class _Blocks:
 
 @operator("SpaceToBatch", gradient="BatchToSpace(GO0) -> GI0", expected="N C H W")
 class SpaceToBatch(_Blocks):
-    """The pixels of one place in all blocks are an image; these images follow each other in the
-    batch.
-    """
+    """The pixels of one place in all blocks are an image; these follow each other in the batch."""
 
     def __call__(self, x: Tensor) -> Tensor:
         size = self.block
@@ -284,7 +275,5 @@ def integral_image(x: Tensor) -> Tensor:
 
 @operator("IntegralImageGradient", expected="N C _ _, N C _ _")
 def integral_image_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `IntegralImage`, as Caffe2 has it: sums over what is above and to
-    the left.
-    """
+    """Return the gradient of `IntegralImage` as Caffe2 has it: sums of what is above and left."""
     return dy[:, :, : x.shape[2], : x.shape[3]].cumsum(2).cumsum(3)

@@ -20,9 +20,7 @@ def _statistics(rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 def _centred(rows: Tensor, drows: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-    """Return the gradient of rows through (rows - mean) * inverse, where both are their
-    statistics.
-    """
+    """Return the gradient of rows through (rows - mean) * inverse, both their statistics."""
     normal = (rows - mean) * inverse
     inner = (drows * normal).mean(-1, keepdim=True)
     return inverse * (drows - drows.mean(-1, keepdim=True) - normal * inner)
@@ -37,9 +35,7 @@ def _by_group(x: Tensor, groups: int) -> Tensor:
 def _grouped(
     x: Tensor, s: Tensor, b: Tensor, groups: int, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize groups of channels of images in the order NCHW; return y, means and 1 /
-    deviations, N x groups.
-    """
+    """Normalize NCHW images by groups of channels; return y, means, 1 / deviations, N x groups."""
     mean, deviation = _statistics(_by_group(x, groups), epsilon)
     normal = ((_by_group(x, groups) - mean) / deviation).reshape(x.shape)
     shape = (1, -1, *[1] * (x.dim() - 2))
@@ -153,9 +149,7 @@ def layer_norm(
     axis: int = 1,
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, mean and deviation over the dimensions from `axis` on; scale and bias are by
-    element of these.
-    """
+    """Return y, mean and deviation over the dimensions from `axis` on; scale, bias by element."""
     rows = x.flatten(axis_of(axis, x.dim()))
     mean, deviation = _statistics(rows, epsilon)
     y = (rows - mean) / deviation
@@ -192,9 +186,7 @@ def layer_norm_gradient(
 def rms_norm(
     x: Tensor, s: Tensor, b: Tensor, *, axis: int = 1, eps: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return y, and 1 / root of the mean square over the dimensions from `axis` on (arXiv
-    1910.07467).
-    """
+    """Return y, and 1 / root of the mean square from `axis` on (arXiv 1910.07467)."""
     rows = x.flatten(axis_of(axis, x.dim()))
     _check_elements(s, b, rows)
     inverse = torch.rsqrt((rows * rows).mean(-1) + eps)

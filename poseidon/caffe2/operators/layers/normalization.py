@@ -189,9 +189,7 @@ def channel_backprop_stats(
 
 
 def _adjacent_channels(x: Tensor, size: int) -> Tensor:
-    """Return for each channel (the second dimension) the sum over it and its (size - 1) / 2
-    neighbours on each side.
-    """
+    """Return each channel's sum (second dimension) with (size - 1) / 2 neighbours on each side."""
     reach = (size - 1) // 2
     padded = x.new_zeros((x.shape[0], x.shape[1] + 2 * reach, *x.shape[2:]))
     padded[:, reach : reach + x.shape[1]] = x
@@ -208,9 +206,7 @@ def lrn(
     bias: float = 1.0,
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor]:
-    """Return x / scale^beta, and scale = bias + alpha / size * sum of the squares of near
-    channels.
-    """
+    """Return x / scale^beta, and scale = bias + alpha / size * near channels' sum of squares."""
     images = channels_second(x) if order == "NHWC" else x
     scale = bias + alpha / size * _adjacent_channels(images * images, size)
     y = images * scale**-beta

@@ -60,9 +60,7 @@ def _spread_sums(dy: Tensor, like: Tensor, fit: Fit) -> Tensor:
 
 
 def _counts(images: Sequence[int], fit: Fit, like: Tensor) -> Tensor:
-    """Return the number of elements of each window that lie in the image, as a tensor that
-    broadcasts.
-    """
+    """Return the number of each window's elements in the image, as a tensor that broadcasts."""
     total = torch.ones((), dtype=like.dtype, device=like.device)
     for axis, size in enumerate(images):
         starts = (
@@ -122,9 +120,7 @@ class MaxPool(_Pool):
 
 @operator(*(f"MaxPool{count}Gradient" for count in DIMENSIONS), shapes="N C *X, N C *Y, N C *Y")
 class MaxPoolGradient(_Pool):
-    """The gradient of `MaxPool`: all elements that equal the maximum of a window get its
-    gradient.
-    """
+    """The gradient of `MaxPool`: all elements that equal a window's maximum get its gradient."""
 
     def __init__(self, *, context: Context) -> None:
         super().__init__(context)
@@ -150,9 +146,7 @@ class MaxPoolGradient(_Pool):
 
 @operator(*(f"AveragePool{count}" for count in DIMENSIONS), gradient=_rule, expected="N _ _ *")
 class AveragePool(_Pool):
-    """The mean of each window: of its part in the image, or with zeros around it
-    (`count_include_pad`).
-    """
+    """The mean of each window's part in the image, or with zeros (`count_include_pad`)."""
 
     def __init__(self, *, context: Context, count_include_pad: bool = False) -> None:
         super().__init__(context)

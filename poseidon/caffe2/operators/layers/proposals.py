@@ -1,6 +1,4 @@
-"""Detection: boxes proposed from anchors, the best of boxes that overlap, proposals by level of
-a pyramid.
-"""
+"""Detection: boxes proposed from anchors, non-maximum suppression, proposals by pyramid level."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ class _Softening:
 
 
 def _softened(boxes: Tensor, scores: Tensor, soft: _Softening, one: float) -> tuple[Tensor, Tensor]:
-    """Return the places of the boxes that soft suppression keeps, best first, and their new
-    scores.
-    """
+    """Return the places of the boxes that soft suppression keeps, best first, and new scores."""
     scores, left = scores.clone(), torch.ones_like(scores, dtype=torch.bool)
     kept: list[int] = []
     while bool(left.any()):
@@ -88,8 +84,7 @@ def _softened(boxes: Tensor, scores: Tensor, soft: _Softening, one: float) -> tu
 
 @operator("BoxWithNMSLimit", inputs=(2, 3), outputs=(3, 6), expected="R _, R _, N")
 class BoxWithNMSLimit:
-    """The best boxes of each class: those above a score, after non-maximum suppression, at most
-    so many in an image.
+    """The best boxes of each class: above a score, after suppression, at most so many an image.
 
     Args of the operator:
         score_thresh, nms: the least score; the largest overlap of boxes of a class.
@@ -253,8 +248,7 @@ def collect_and_distribute(
     rpn_post_nms_topN: int = 2000,
     legacy_plus_one: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Return the best boxes of all levels of a pyramid, then each level's boxes by their size,
-    and the way back.
+    """Return the best boxes of all levels, each level's boxes by size, and the way back.
 
     The last output has for each of the best boxes its place among the boxes of all levels, int32.
 

@@ -1,6 +1,4 @@
-"""Regions of images: maxima and bilinear means of their parts, boxes moved by predicted
-differences.
-"""
+"""Regions of images: maxima and bilinear means of parts, boxes moved by differences."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ LARGEST_CHANGE = math.log(1000 / 16)
 
 
 def _boxes(regions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the image of each region and its corners (x1, y1, x2, y2); without an image it is
-    the first.
-    """
+    """Return each region's image and corners (x1, y1, x2, y2); by default the first image."""
     if regions.shape[1] == 4:
         return torch.zeros(len(regions), dtype=torch.int64, device=regions.device), regions
     return regions[:, 0].long(), regions[:, 1:]
@@ -55,8 +51,7 @@ def _pool_rule(maker: GradientMaker) -> None:
 def roi_pool(
     x: Tensor, regions: Tensor, *, pooled_h: int = 1, pooled_w: int = 1, spatial_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each part of each region, 0 for an empty part, and its place in the
-    image, -1 for none.
+    """Return each region part's maximum, 0 if empty, and its place in the image, -1 for none.
 
     Args:
         x: images, NCHW.
@@ -97,9 +92,7 @@ def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) ->
 
 
 class _Sensitive:
-    """What `PSRoIPool` and its gradient share: how much each row and column of the image counts
-    for each part.
-    """
+    """What `PSRoIPool` and its gradient share: how much each pixel row and column counts."""
 
     def __init__(
         self, *, spatial_scale: float = 1.0, group_size: int = 1, output_dim: int = 1
@@ -136,9 +129,7 @@ def _sensitive_rule(maker: GradientMaker) -> None:
 
 @operator("PSRoIPool", gradient=_sensitive_rule, outputs=(2, 2), expected="N C H W, R 5")
 class PSRoIPool(_Sensitive):
-    """The mean of each part of each region, each part in channels of its own (R-FCN, Dai et al.,
-    2016).
-    """
+    """The mean of each part of each region, in channels of its own (R-FCN, Dai et al., 2016)."""
 
     def __call__(self, x: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means (regions, output_dim, group_size, group_size), 0 for an empty part, and
@@ -229,13 +220,10 @@ class _Align:
 
 @operator("RoIAlign", gradient="RoIAlignGradient(I0, I1, GO0) -> GI0", expected="N _ _ _, R _")
 class RoIAlign(_Align):
-    """The mean of points of each part of each region, interpolated between four pixels (Mask
-    R-CNN).
-    """
+    """The mean of points of each region's parts, interpolated between pixels (Mask R-CNN)."""
 
     def __call__(self, x: Tensor, regions: Tensor) -> Tensor:
-        """Return (regions, channels, pooled_h, pooled_w), or with the channels last where
-        `order` is NHWC.
+        """Return (regions, channels, pooled_h, pooled_w), the channels last in NHWC.
 
         Args:
             x: images.
@@ -291,8 +279,7 @@ def bbox_transform(
     apply_scale: bool = True,
     legacy_plus_one: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return boxes moved by predicted differences and cut at their image, and the number of
-    boxes of each image.
+    """Return boxes moved by differences and cut at their image, and each image's number.
 
     Args:
         regions: rows of x1, y1, x2, y2, or of image and these.
@@ -316,8 +303,7 @@ def bbox_transform(
 
 @operator("RMACRegions", expected="N C H W")
 def rmac_regions(x: Tensor, *, scales: int = 3, overlap: float = 0.4) -> Tensor:
-    """Return squares of several sizes that cover images, as rows of image, x1, y1, x2, y2 (arXiv
-    1511.05879).
+    """Return squares of several sizes that cover images: image, x1, y1, x2, y2 (arXiv 1511.05879).
 
     Args:
         x: images, NCHW.

@@ -22,9 +22,7 @@ def _valid(rest: tuple[Tensor, ...], sequence_lengths: bool) -> Tensor | bool:
 
 
 def _chosen(valid: Tensor | bool, new: Tensor, old: Tensor, drop: bool) -> Tensor:
-    """Return `new` for the sequences that are not over, for others `old`, or 0 where states are
-    dropped.
-    """
+    """Return `new` for sequences that are not over, else `old`, or 0 where states are dropped."""
     if isinstance(valid, bool):
         return new
     return torch.where(valid, new, 0) if drop else torch.where(valid, new, old)
@@ -203,8 +201,7 @@ def ctc_greedy_decoder(
 def ctc_beam_search_decoder(
     scores: Tensor, lengths: Tensor | None = None, *, beam_width: int = 10, num_candidates: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each example its most probable labelings: their lengths, their labels and their
-    probabilities.
+    """Return each example's likeliest labelings: their lengths, labels and probabilities.
 
     Args:
         scores: (steps, examples, labels): probabilities.
@@ -236,9 +233,7 @@ def ctc_beam_search_decoder(
 
 
 def _best(steps: list[list[float]], width: int) -> list[tuple[Prefix, float]]:
-    """Return the most probable labelings and their probabilities: prefix search (Hannun et al.,
-    2014).
-    """
+    """Return the likeliest labelings with probabilities: prefix search (Hannun et al., 2014)."""
     with_blank: dict[Prefix, float] = {(): 1.0}
     without: dict[Prefix, float] = {}
     beam: list[Prefix] = [()]
@@ -271,8 +266,7 @@ def _best(steps: list[list[float]], width: int) -> list[tuple[Prefix, float]]:
 
 @operator("ViterbiPath", gradient=NO_GRADIENT, shapes="N D, D D")
 def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
-    """Return the label of each step on the path with the largest sum of scores and transitions,
-    int32.
+    """Return each step's label on the path with the largest sum of scores and transitions, int32.
 
     Args:
         scores: (steps, labels).
@@ -291,9 +285,7 @@ def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
 
 @operator("SwapBestPath", gradient=NO_GRADIENT, shapes="N D, N")
 def swap_best_path(scores: Tensor, path: Tensor) -> Tensor:
-    """Return scores in which the label of the path has the largest score of each step: the two
-    change places.
-    """
+    """Return scores in which the path's label has each step's largest score: the two swap."""
     steps, chosen = torch.arange(len(scores), device=scores.device), path.long()
     most, place = scores.max(1)
     made = scores.clone()

@@ -47,9 +47,7 @@ def _rule(maker: GradientMaker) -> None:
 
 
 def _divisor(weights: Tensor, by_batch_size: bool) -> Tensor:
-    """Return what the sum of losses is divided by: the number of examples, or the sum of their
-    weights.
-    """
+    """Return the divisor of the losses' sum: the number of examples, or their weights' sum."""
     total = weights.sum()
     if by_batch_size:
         return torch.full_like(total, weights.numel())
@@ -125,9 +123,7 @@ def softmax_with_loss_gradient(
     scale: float = 1.0,
     average_by_batch_size: bool = False,
 ) -> Tensor:
-    """Return the gradient of the logits; the rest of the inputs is the weights,
-    if there are any, the softmax and dy.
-    """
+    """Return the gradient of the logits; `rest` is the weights, if any, the softmax and dy."""
     *weights, softmax, dy = rest
     rows = matrix(softmax, axis)
     if rows.shape[0] == 0:
@@ -150,8 +146,7 @@ def softmax_with_loss_gradient(
 def spatial_softmax_with_loss(
     x: Tensor, labels: Tensor, weights: Tensor | None = None, *, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor]:
-    """Return the softmax over the channels, and the mean cross entropy of the pixels whose label
-    is not -1.
+    """Return the channels' softmax, and the mean cross entropy of pixels whose label is not -1.
 
     The argument `scale` multiplies the gradient only, as in Caffe2 on the CPU.
     """

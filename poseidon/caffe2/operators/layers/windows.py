@@ -1,6 +1,4 @@
-"""The geometry of sliding windows: kernels, strides, dilations and paddings of convolution and
-pooling.
-"""
+"""The geometry of sliding windows: kernels, strides, dilations, paddings of layers."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class Fit:
         return functional.pad(x, [-size for pair in reversed(pairs) for size in pair])
 
     def check_gradient(self, dy: Tensor) -> None:
-        """Raise ValueError for a gradient, channels second, that has not one value for each
-        window.
-        """
+        """Raise ValueError for a gradient, channels second, without one value for each window."""
         if tuple(dy.shape[2:]) != self.output:
             raise ValueError(
                 f"the gradient has windows {tuple(dy.shape[2:])}, expected {self.output} for this "
@@ -66,8 +62,7 @@ class Fit:
             )
 
     def check_transposed(self, x: Tensor, dy: Tensor) -> None:
-        """Raise ValueError for a gradient of a transposed convolution of x that has not the size
-        of its output.
+        """Raise ValueError for a gradient without the size of x's transposed convolution.
 
         `output` is the adjustment here.
         """

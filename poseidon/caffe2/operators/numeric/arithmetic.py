@@ -93,8 +93,7 @@ def zero_gradient(x: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """The arguments of operators with two operands: how the second is brought to the shape of the
-    first.
+    """The arguments of two operands: how the second gets the shape of the first.
 
     Attributes:
         broadcast: whether Caffe2's older rule holds: the shape of the second is a part of the shape
@@ -173,9 +172,7 @@ def div(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
 
 @operator("DivGradient", inputs=(3, 4))
 def div_gradient(*given: Tensor, rule: Broadcast = NUMPY) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `Div`; the inputs are dy, a, b, y, or b, y, dy (the
-    older form, for equal shapes of a and y).
-    """
+    """Return the gradients of `Div`, given dy, a, b, y, or b, y, dy (older, for equal shapes)."""
     dy, a, b, y = given if len(given) == 4 else (given[2], given[1], given[0], given[1])
     fitted = rule.fit(a, b)
     return summed_to(dy / fitted, a), -summed_to(dy * y / fitted, fitted).reshape(b.shape)

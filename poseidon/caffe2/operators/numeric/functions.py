@@ -273,9 +273,7 @@ def sum_reduce_like(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
 
 @operator("Where", shapes="?, *S, *S")
 def where(condition: Tensor, x: Any, y: Any, *, broadcast_on_rows: bool = False) -> Any:
-    """Return x where the condition holds, else y; with `broadcast_on_rows` it has one value for
-    each row.
-    """
+    """Return x where the condition holds, else y; `broadcast_on_rows` takes one value a row."""
     expected = tuple(x.shape[:1] if broadcast_on_rows else x.shape)
     if tuple(condition.shape) != expected:
         raise ValueError(

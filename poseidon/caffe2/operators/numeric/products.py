@@ -1,6 +1,4 @@
-"""Fully connected layers, products of matrices, affine functions by channel or element, and
-Dropout.
-"""
+"""Fully connected layers, matrix products, affine functions by channel or element, Dropout."""
 
 from __future__ import annotations
 
@@ -93,9 +91,7 @@ def fc_transposed_gradient(
 
 
 def _product_rule(maker: GradientMaker) -> None:
-    """Make the gradients of a product as products, with the transposed factors that each case
-    needs.
-    """
+    """Make the gradients of a product as products, with each case's transposed factors."""
     a, b, given = maker.I(0), maker.I(1), maker.GO(0)
     first, second = bool(maker.argument("trans_a", 0)), bool(maker.argument("trans_b", 0))
     kind = maker.forward.type
@@ -130,9 +126,7 @@ def mat_mul(
     trans_a: bool = False,
     trans_b: bool = False,
 ) -> Tensor:
-    """Return the product of two matrices: a and b flattened before and from an axis; a third
-    input gives the shape.
-    """
+    """Return a matrix product: a and b flattened at an axis; a third input gives the shape."""
     left = matrix(a, axis_a)
     right = matrix(b, axis_b)
     left, right = left.t() if trans_a else left, right.t() if trans_b else right
@@ -152,8 +146,7 @@ def mat_mul(
 def batch_mat_mul(
     a: Tensor, b: Tensor, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False
 ) -> Tensor:
-    """Return the products of the last two dimensions; the dimensions before broadcast as NumPy's
-    do.
+    """Return the products of the last two dimensions; earlier ones broadcast as NumPy's do.
 
     The product of two vectors has the shape (1).
 
@@ -196,9 +189,7 @@ def affine_channel_gradient(
     order: str = "NCHW",
     is_learnable: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return the gradient of x, and where these are learned of s and b; without learning the
-    second input is s.
-    """
+    """Return the gradients of x and of learned s and b; else the second input is s."""
     images = channels_second(dy) if order == "NHWC" else dy
     factor = x if s is None else s
     check_count("the scale", factor, images.shape[1])
@@ -264,9 +255,7 @@ def _dropout_rule(maker: GradientMaker) -> None:
 def dropout(
     x: Tensor, *, context: Context, ratio: float = 0.5, is_test: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return x with a part of its elements zero and the others divided by 1 - ratio, and the
-    mask of the others.
-    """
+    """Return x, a part of it zero and the rest divided by 1 - ratio, and the mask of the rest."""
     if is_test:
         # The mask is not made, but its shape is inferred, as in Caffe2.
         return x.clone(), torch.empty_like(x, dtype=torch.bool) if x.is_meta else None
@@ -293,8 +282,7 @@ def tensor_train(
     out_sizes: list[int],
     tt_ranks: list[int],
 ) -> Tensor:
-    """Return the fully connected layer whose weights are a tensor train (arXiv 1509.06569),
-    shape (batch, outputs).
+    """Return FC by weights as a tensor train (arXiv 1509.06569), shape (batch, outputs).
 
     Args:
         x: a batch, shape (batch, product of inp_sizes).

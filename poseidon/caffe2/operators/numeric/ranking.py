@@ -17,8 +17,7 @@ from poseidon.errors import counted
 
 @operator("Range", gradient=NO_GRADIENT, inputs=(1, 3))
 def range_(*limits: Tensor) -> Tensor:
-    """Return start, start + step, ... before stop; the inputs are stop, or start and stop, or
-    all three.
+    """Return start, start + step, ... before stop; inputs: stop, or start and stop, or all.
 
     Raises:
         ValueError: the step is 0.
@@ -50,8 +49,7 @@ def diagonal_fill(
     dtype: int = TensorProto.FLOAT,
     value: Argument | None = None,
 ) -> Tensor:
-    """Return zeros with a value on the diagonal of the first two dimensions, or of all where
-    these are equal.
+    """Return zeros with a value on the diagonal of 2 dimensions, or of all if equal.
 
     Raises:
         ValueError: the shape has fewer than two dimensions, or more and not all equal.
@@ -75,8 +73,7 @@ def unique_uniform_fill(
     min_: int = 0,
     max_: int = 1,
 ) -> Tensor:
-    """Return different integers between `min` and `max`, both included; none that the second
-    input has.
+    """Return different integers in `min` to `max`, inclusive; none that the second input has.
 
     Raises:
         ValueError: there are not enough.
@@ -127,9 +124,7 @@ def row_wise_arg_max(x: Tensor) -> Tensor:
 
 
 def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values of the last dimension and their indices; 0 and -1 where there
-    are fewer.
-    """
+    """Return the k largest values of the last dimension and their indices; 0 and -1 if fewer."""
     values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
     missing = max(k - x.shape[-1], 0)
     return (
@@ -142,8 +137,7 @@ def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def top_k(
     x: Tensor, count: Tensor | None = None, *, k: int | None = None, axis: int = -1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the k largest values along an axis, their indices, and their indices in the
-    flattened tensor.
+    """Return the k largest values along an axis, their indices, and the flattened indices.
 
     The second input gives k, one int64, where the argument does not.
 
@@ -179,9 +173,7 @@ def top_k_gradient(dy: Tensor, indices: Tensor, x: Tensor, *, axis: int = -1) ->
 
 @operator("LengthsTopK", gradient="LengthsTopKGradient(I1, O1, GO0) -> GI0", expected="N, M")
 def lengths_top_k(x: Tensor, lengths: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values of each segment and their indices in it; 0 and -1 where there
-    are fewer.
-    """
+    """Return each segment's k largest values and their indices in it; 0 and -1 if fewer."""
     longest = max(int(lengths.max()) if len(lengths) else 0, 1)
     places = torch.arange(longest, device=x.device)
     used = places < lengths[:, None]

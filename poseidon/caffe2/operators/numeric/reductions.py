@@ -69,9 +69,7 @@ def reduce_mean_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = 
 
 @operator("ReduceMinGradient", "ReduceMaxGradient", expected="*Y, ?, *Y")
 def reduce_extreme_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
-    """Return the gradient of `ReduceMin` or `ReduceMax`: each element that equals the result has
-    it.
-    """
+    """Return the gradient of `ReduceMin` or `ReduceMax`: all that equal the result have it."""
     return torch.where(x == _kept(y, x, axes), _kept(dy, x, axes), 0)
 
 
@@ -97,9 +95,7 @@ def _matrix(x: Tensor, count: int, front: bool) -> Tensor:
 
 
 def _used(rows: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return which elements of a matrix count: in each column the first ones, as many as its
-    length.
-    """
+    """Return which elements of a matrix count: in each column the first `length` ones."""
     if lengths is None:
         return torch.ones_like(rows, dtype=torch.bool)
     check_tensor("the input lengths", lengths, (rows.shape[1],))
@@ -111,9 +107,7 @@ def _counts(rows: Tensor, lengths: Tensor | None) -> Tensor | int:
 
 
 def _sizes(x: Tensor) -> torch.Size:
-    """Return the shape that an input of a gradient gives: its own, or that which a vector of
-    int64 holds.
-    """
+    """Return a gradient's input's shape: its own, or the one in a vector of int64."""
     return torch.Size(x.tolist()) if x.dtype == torch.int64 and x.dim() == 1 else x.shape
 
 

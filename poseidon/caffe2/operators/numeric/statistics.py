@@ -11,8 +11,7 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 @operator("Histogram")
 def histogram(x: Tensor, *others: Tensor, bin_edges: list[float]) -> Tensor:
-    """Return how many values of all inputs lie between each pair of edges, int64; the last edge
-    belongs to no bin.
+    """Return the values of all inputs in each bin, int64; the last edge belongs to no bin.
 
     Raises:
         ValueError: there are fewer than two edges, or they do not increase.
@@ -28,9 +27,7 @@ def histogram(x: Tensor, *others: Tensor, bin_edges: list[float]) -> Tensor:
 
 @operator("AccumulateHistogram")
 class AccumulateHistogram:
-    """The histogram of values, with one bin for those below and one for those
-    above all others, and its sum over runs.
-    """
+    """The histogram of values, with bins below and above all others, and its sum over runs."""
 
     def __init__(
         self, *, lower_bound: float = 0.0, upper_bound: float = 1.0, num_buckets: int = 1
@@ -93,8 +90,7 @@ def quantile(
 
 @operator("Percentile", gradient=NO_GRADIENT, expected="N D, _ 2, D")
 def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-    """Return the percentile of each value by the table of its column, interpolated; 0 below the
-    table, 1 above it.
+    """Return each value's percentile by its column's table, interpolated; 0 below it, 1 above.
 
     Args:
         x: (examples, columns).
@@ -144,8 +140,7 @@ def bisect_percentile(
     percentile_upper: list[float],
     lengths: list[int],
 ) -> Tensor:
-    """Return the percentile of each value by the table of its column, interpolated; 0 below the
-    table, 1 above it.
+    """Return each value's percentile by its column's table, interpolated; 0 below it, 1 above.
 
     Args:
         x: (examples, columns).
@@ -189,8 +184,7 @@ class APMeter:
         self.kept: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return one number for each class: the mean of the precisions at the examples of the
-        class.
+        """Return for each class the mean of the precisions at its examples.
 
         Args:
             scores: (examples, classes).
@@ -255,9 +249,7 @@ def _log_odds(p: Tensor) -> Tensor:
 
 @operator("BernoulliJSD", gradient="BernoulliJSDGradient(GO0, I0, I1) -> GI0")
 def bernoulli_jsd(x: Tensor, t: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of each pair of probabilities of a coin, in the shape
-    of x.
-    """
+    """Return the Jensen-Shannon divergences of pairs of a coin's probabilities, in x's shape."""
     check_count("the input t", t, x.numel())
     t = t.reshape(x.shape)
     return _entropy((x + t) / 2) - (_entropy(x) + _entropy(t)) / 2
@@ -304,8 +296,7 @@ def self_binning_histogram(
     logspace_start: float = 1e-24,
     abs: bool = False,  # noqa: A002 (Caffe2's name)
 ) -> tuple[Tensor, Tensor]:
-    """Return the edges of bins that hold all values, and the number of values in each; the last
-    bin is empty.
+    """Return the edges of bins of all values, and each bin's count; the last is empty.
 
     The edges go a little beyond the largest value, by 1 / 10,000 of the range, as Caffe2's do.
 

@@ -1,6 +1,4 @@
-"""Functions with parameters of their own: Box-Cox, pieces of lines, thresholds, encodings of
-positions, limits.
-"""
+"""Functions with own parameters: Box-Cox, pieces of lines, thresholds, encodings, limits."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ def piecewise_linear_transform(
     intercepts: list[float] = [],  # noqa: B006
     binary: bool = False,
 ) -> Tensor:
-    """Return slope * x + intercept of the piece in which each value lies; a value
-    outside is moved to the nearest bound.
+    """Return slope * x + intercept of the piece of each value; outer ones move to a bound.
 
     Args:
         x: (examples, classes), or with `binary` one probability, or both, of each example.
@@ -92,9 +89,7 @@ def stump_func_index(x: Tensor, *, threshold: float = 0.0) -> tuple[Tensor, Tens
 def sinusoid_position_encoding(
     positions: Tensor, *, embedding_size: int = 100, alpha: float = 10000.0, amplitude: float = 1.0
 ) -> Tensor:
-    """Return sines (even places) and cosines (odd places) of position / alpha^(place / size) for
-    each position.
-    """
+    """Return sines (even places) and cosines (odd) of position / alpha^(place / size)."""
     place = torch.arange(embedding_size, device=positions.device)
     angle = positions[..., None].float() / alpha ** (place / embedding_size)
     return amplitude * torch.where(place % 2 == 0, angle.sin(), angle.cos())
@@ -113,9 +108,7 @@ def quant_decode(codebook: Tensor, *codes: Tensor) -> tuple[Tensor, ...]:
 
 @operator("QuantDecodeGradient")
 def quant_decode_gradient(codebook: Tensor, *given: Tensor) -> Tensor:
-    """Return the gradient of the codebook; the other inputs are the codes, then the gradients of
-    their values.
-    """
+    """Return the gradient of the codebook of codes, and of their values' gradients."""
     half = len(given) // 2
     made = torch.zeros_like(codebook).reshape(-1)
     for code, dy in zip(given[:half], given[half:], strict=True):
@@ -128,9 +121,7 @@ def quant_decode_gradient(codebook: Tensor, *given: Tensor) -> Tensor:
 def clip_tensor_by_scaling(
     x: Tensor, value: Tensor, more: Tensor | None = None, *, threshold: float
 ) -> Tensor:
-    """Return x scaled so that a value of it (its norm) is at most the threshold, times the third
-    input.
-    """
+    """Return x scaled so that its norm is at most the threshold, times the third input."""
     limit = threshold if more is None else threshold * more.reshape(())
     return x * (limit / value.reshape(())).clamp(max=1)
 
@@ -144,9 +135,7 @@ def ensure_clipped(
     min_: float = float("-inf"),
     max_: float = float("inf"),
 ) -> Tensor:
-    """Return the parameter moved into [min, max], in place: all of it, or the rows that have a
-    gradient.
-    """
+    """Return the parameter moved into [min, max], in place: all, or rows with a gradient."""
     if indices is None:
         return w.clamp_(min_, max_)
     rows = indices.reshape(-1).long()

@@ -40,9 +40,7 @@ def lengths_to_ranges(lengths: Tensor) -> Tensor:
 
 @operator("LengthsToOffsets", expected="N")
 def lengths_to_offsets(lengths: Tensor, *, include_last_offset: bool = False) -> Tensor:
-    """Return the start of each segment, int32; with `include_last_offset` the end of the last
-    too.
-    """
+    """Return each segment's start, int32; `include_last_offset` adds the end of the last."""
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return (ends if include_last_offset else ends[:-1]).to(torch.int32)
 
@@ -117,9 +115,7 @@ def pack_segments(
 
 @operator("UnpackSegments", gradient="PackSegments(I0, GO0) -> GI1", expected="M, M T *")
 def unpack_segments(lengths: Tensor, x: Any, *, max_length: int = -1) -> Any:
-    """Return the rows of packed segments, one segment behind the other; those that were cut off
-    are 0.
-    """
+    """Return the rows of packed segments, in a sequence; those that were cut off are 0."""
     width = x.shape[1] if x.ndim > 1 else 0
     ids = ids_of(lengths)
     place = torch.arange(len(ids), device=lengths.device) - (lengths.cumsum(0) - lengths)[ids]
@@ -133,9 +129,7 @@ def unpack_segments(lengths: Tensor, x: Any, *, max_length: int = -1) -> Any:
 
 @operator("ReversePackedSegs", gradient="ReversePackedSegs(GO0, I1) -> GI0", expected="T N D, N")
 def reverse_packed_segs(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return packed segments of shape (longest, segments, values), each backwards; what is
-    behind it stays.
-    """
+    """Return packed segments (longest, segments, values) backwards; what is behind stays."""
     place = torch.arange(len(x), device=x.device)[:, None]
     source = torch.where(place < lengths, lengths - 1 - place, place)
     return x.gather(0, source.unsqueeze(-1).expand(x.shape).long())
@@ -159,8 +153,7 @@ def _parts(keys: Tensor, count: int) -> Tensor:
 def partition(
     keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
-    """Return all inputs split by the remainder of their key: all inputs of part 0, then all of
-    part 1, ...
+    """Return all inputs split by their key's remainder: all inputs of part 0, then of 1, ...
 
     Args:
         keys: integers of any shape.
@@ -187,9 +180,7 @@ def partition(
 def lengths_partition(
     lengths: Tensor, keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
-    """Return all inputs split by the remainder of their key, with the lengths of the segments in
-    each part.
-    """
+    """Return inputs split by their key's remainder, with each part's segments' lengths."""
     count = context.outputs // (2 + len(others))
     part, ids = _parts(keys, count), ids_of(lengths, len(keys))
     _check_like_keys(keys, others)

@@ -29,8 +29,7 @@ def batch_sparse_to_dense(
     dense_last_dim: int = -1,
     default_value: float = 0.0,
 ) -> Tensor:
-    """Return a row for each example with its values at their indices, and a default value
-    elsewhere.
+    """Return a row for each example: values at their indices, a default value elsewhere.
 
     Args:
         lengths: the number of values of each example.
@@ -76,8 +75,7 @@ def dense_vector_to_id_list(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("MergeIdLists", gradient=NO_GRADIENT, expected="M, _, ...")
 def merge_id_lists(*pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lengths and values of lists in which each example has the values of all its
-    lists, each once.
+    """Return lengths and values of lists: each example has its lists' values, each once.
 
     The inputs are pairs of lengths and values.
     """
@@ -256,9 +254,7 @@ def gather_padding(
     padding_width: int = 1,
     end_padding_width: int = -1,
 ) -> tuple[Tensor, ...]:
-    """Return the sums of the padding at the starts and at the ends; a single output has the sum
-    of both.
-    """
+    """Return the sums of the padding at starts and ends; a single output has both."""
     before, behind = _widths(padding_width, end_padding_width)
     sizes = _lengths(x, lengths)
     ends = sizes.cumsum(0)
@@ -268,9 +264,7 @@ def gather_padding(
 
 @operator("PadEmptySamples", inputs=(1, 1 << 30), expected="M")
 def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
-    """Return the lengths with 1 for 0, and the features with a row of zeros (or
-    an empty string) for each such sample.
-    """
+    """Return lengths with 1 for 0, and features with a zero row (or empty string) for these."""
     padded = lengths.clamp(min=1)
     rows = torch.repeat_interleave(lengths > 0, padded.long())
     count = int(lengths.sum())
@@ -336,9 +330,7 @@ def remove_data_blocks(x: Tensor, indices: Tensor) -> Tensor:
 
 @operator("PackRNNSequence", gradient="UnpackRNNSequence(GO0, I1) -> GI0", expected="N *, M")
 def pack_rnn_sequence(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return sequences, one behind the other, as a tensor (longest, sequences, ...) with zeros
-    behind each.
-    """
+    """Return consecutive sequences as a tensor (longest, sequences, ...), zeros behind each."""
     longest = int(lengths.max()) if lengths.numel() else 0
     made = x.new_zeros(longest, len(lengths), *x.shape[1:])
     ids = ids_of(lengths, x.shape[0])

@@ -170,9 +170,7 @@ def _restored_low_bit(fused: Tensor, bits: int) -> Tensor:
 
 
 def _looked_up(indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row of each index that is not pruned, and which indices these are; a table of
-    one 0 prunes nothing.
-    """
+    """Return the rows of indices that are not pruned, and which those are; one 0 prunes none."""
     if table.numel() == 1 and not table.any():
         return indices, torch.ones_like(indices, dtype=torch.bool)
     found = table[indices.long()]
@@ -194,8 +192,7 @@ def _left(kept: Tensor, lengths: Tensor) -> Tensor:
 def sparse_lengths_sum_sparse_lookup(
     indices: Tensor, lengths: Tensor, table: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the rows that a table gives for indices, -1 left out, the lengths of the segments,
-    and the weights.
+    """Return the rows of indices that are not -1, the segments' lengths, and the weights.
 
     Args:
         indices: the indices of all segments.
@@ -257,9 +254,7 @@ def _register_low_bit_reductions(
         return reduced_rows(gathered(x, indices), weights, lengths, mean)
 
     def pruned(x: Tensor, indices: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
-        """Return the sum or mean of the fused rows that a table gives for the indices; pruned
-        ones are 0.
-        """
+        """Return the fused rows' sum or mean for the indices; pruned ones are 0."""
         return pruned_weighted(
             x, torch.ones_like(indices, dtype=torch.float32), indices, lengths, table
         )
@@ -267,9 +262,7 @@ def _register_low_bit_reductions(
     def pruned_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, table: Tensor
     ) -> Tensor:
-        """Return the weighted sum or mean of the fused rows that a table gives for the indices;
-        pruned ones are 0.
-        """
+        """Return the fused rows' weighted sum or mean for the indices; pruned ones are 0."""
         found, kept = _looked_up(indices, table)
         rows = gathered(x, found)
         made = rows.new_zeros(len(lengths), rows.shape[1])

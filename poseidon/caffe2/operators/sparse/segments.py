@@ -278,9 +278,7 @@ def sparse_lengths_weighted_sum(
 def sparse_lengths_positional_weighted_sum(
     x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Return the sum of the rows that the indices of each segment name, weighted by their place
-    in it.
-    """
+    """Return the sum of each segment's rows, weighted by their place in it."""
     starts = lengths.cumsum(0) - lengths
     place = torch.arange(len(indices), device=indices.device) - starts[ids_of(lengths)]
     rows = _rows(x, indices)
@@ -301,8 +299,6 @@ def sparse_lengths_weighted_sum_gradient(
 def sparse_lengths_weighted_sum_gradients(
     weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor, indices: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the gathered rows and of the weights of
-    `SparseLengthsWeightedSum`.
-    """
+    """Return the gradients of rows and weights of `SparseLengthsWeightedSum`."""
     ids = ids_of(lengths, indices.shape[0])
     return _weighted(weights, dy, ids), _weights_gradient(dy, _rows(x, indices), ids)

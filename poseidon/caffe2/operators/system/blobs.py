@@ -40,9 +40,7 @@ def feed_blob(*, value: Argument) -> bytes:
 
 @operator("GetAllBlobNames")
 def get_all_blob_names(*, context: Context, include_shared: bool = True) -> np.ndarray:
-    """Return the names of the blobs of the workspace and, unless `include_shared` is 0, of its
-    parents.
-    """
+    """Return the names of the workspace's blobs and, unless `include_shared` is 0, its parents'."""
     workspace, names = context.workspace, list[str]()
     while workspace is not None:
         names += workspace.blobs

@@ -113,9 +113,7 @@ def _name_of(context: Context) -> str:
 def _or_status(
     context: Context, status_blob: str, call: Callable[[], Result], failed: Result
 ) -> Result:
-    """Return what a call returns. Where it fails and there is a status blob, this
-    gets the sentence in place of the error.
-    """
+    """Return what a call returns; a status blob, if any, gets the sentence of a failure."""
     try:
         return call()
     except CollectiveError as error:
@@ -262,9 +260,7 @@ def send_tensor(
     dst: int = 0,
     tag: int = 0,
 ) -> None:
-    """Send a tensor to a shard, which calls `ReceiveTensor`; the inputs `dst` and `tag` go
-    before the arguments.
-    """
+    """Send a tensor to a shard's `ReceiveTensor`; inputs `dst` and `tag` replace the arguments."""
     world.send(x, dst if to is None else int(to), tag if tag_ is None else int(tag_))
 
 
@@ -278,9 +274,7 @@ def receive_tensor(
     src: int = 0,
     tag: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a shard has sent, a tensor of the shape and type of `like`, its sender and its
-    tag.
-    """
+    """Return a shard's tensor, of the shape and type of `like`, its sender and its tag."""
     rank = src if sender is None else int(sender)
     number = tag if tag_ is None else int(tag_)
     received = world.receive(like, rank, number)
@@ -339,9 +333,7 @@ def nccl_all_gather(*tensors: Tensor) -> list[Tensor]:
 
 @operator("NCCLReduceScatter", inputs=(1, ANY), outputs=(1, ANY), expected="*S, ...")
 def nccl_reduce_scatter(*tensors: Tensor) -> list[Tensor]:
-    """Return the parts of the sum of all inputs along the first dimension: the
-    first part on the first device, and so on.
-    """
+    """Return the parts of the inputs' sum by first dimension: part i on device i."""
     parts = _sum_of_devices(tensors).chunk(len(tensors))
     pieces = [part.squeeze(0) if len(part) == 1 else part for part in parts]
     return [

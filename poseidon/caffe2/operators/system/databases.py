@@ -39,9 +39,7 @@ OVERHEAD = 50
 
 
 def chunk_size(options: SerializationOptions, name: str, default: int) -> int:
-    """Return the chunk size that options give a blob: the size for the first pattern that its
-    whole name matches.
-    """
+    """Return a blob's chunk size: that of the first pattern which its whole name matches."""
     for option in options.options:
         if re.fullmatch(option.blob_name_regex, name):
             return option.chunk_size if option.HasField("chunk_size") else default
@@ -52,8 +50,7 @@ def chunk_size(options: SerializationOptions, name: str, default: int) -> int:
 def estimate_all_blob_sizes(
     *, context: Context, include_shared: bool = True, options: bytes = b""
 ) -> tuple[np.ndarray, torch.Tensor]:
-    """Return the names of all blobs of the workspace, and about how many bytes each takes when
-    it is saved, int64.
+    """Return the names of the workspace's blobs, and about how many bytes each is saved in, int64.
 
     The outputs are blobs too.
     """
@@ -219,9 +216,7 @@ class Load:
         )
 
     def _target(self, key: str) -> str | None:
-        """Return the blob that a key of the database is loaded into, None for one that is not
-        wanted.
-        """
+        """Return the blob that a database key is loaded into, None for an unwanted one."""
         name = self.add_prefix + _stripped(key.partition(CHUNK)[0], self.strip_prefix)
         if self.load_all:
             return name

@@ -97,9 +97,7 @@ class TreeCursor:
         return rows
 
     def read(self, columns: Sequence[Any], records: int, whole: bool) -> list[Any]:
-        """Return the next records, and move behind them; with `whole` none where there are
-        fewer.
-        """
+        """Return the next records, and move behind them; `whole` gives none if there are fewer."""
         sizes = self.sizes(columns)
         with self.lock:
             left = max(sizes[0] - self.offsets[0], 0)
@@ -160,9 +158,7 @@ def read_next_batch(
 
 @operator("ComputeOffset")
 def compute_offset(cursor: Any, *columns: Any) -> Tensor:
-    """Return the row in which each record begins, for each domain, and a last line with the
-    ends.
-    """
+    """Return the row where each record begins, by domain, and a last line with the ends."""
     sizes = cursor.sizes(columns)
     begins = [torch.arange(sizes[0] + 1)]
     for column in cursor.lengths:
@@ -208,8 +204,7 @@ def read_random_batch(
     enforce_batch_size: bool = False,
     loop_over: bool = False,
 ) -> list[Any]:
-    """Return the next records in an order from `SortAndShuffle`, with the rows from
-    `ComputeOffset`.
+    """Return the next records in the order of `SortAndShuffle`, by rows of `ComputeOffset`.
 
     With `loop_over` the order begins again where it ends.
     """
@@ -246,9 +241,7 @@ def append(dataset: Any, new: Any) -> Any:
 
 @operator("AtomicAppend", blobs=True, inputs=(3, 1 << 30), outputs=(1, 1 << 30))
 def atomic_append(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-    """Append rows to several columns in one step: inputs are a mutex, the columns, and the new
-    rows of each.
-    """
+    """Append rows to columns in one step: inputs are a mutex, the columns, and their rows."""
     if len(inputs) != 2 * len(outputs) + 1:
         raise EnforceNotMet(
             f"AtomicAppend: {len(outputs)} columns need {2 * len(outputs) + 1} inputs"
@@ -292,8 +285,7 @@ def concat_tensor_vector(vector: list[Tensor]) -> Tensor:
 
 @operator("CollectTensor", inputs=(2, 1 << 30))
 class CollectTensor:
-    """Collects a tensor for each vector, by reservoir sampling: each run so far is kept with the
-    same probability.
+    """Collects a tensor for each vector by reservoir sampling, all runs equally likely.
 
     Args of the operator:
         num_to_collect: how many runs are kept; -1 for all.

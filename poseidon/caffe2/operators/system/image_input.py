@@ -38,8 +38,7 @@ class _Batch:
 
 @operator("ImageInput", gradient=NO_GRADIENT, inputs=(0, 1), outputs=(2, 1 << 30))
 class ImageInput:
-    """Reads the next `batch_size` records: images float32 (N, crop, crop, C), labels int32 or
-    float32 (N), further outputs.
+    """Reads records: float32 images (N, crop, crop, C), int32 or float32 labels (N), more.
 
     With `use_gpu_transform` images are (N, C, crop, crop), and of `output_type` float or float16.
 
@@ -232,9 +231,7 @@ def _decode(
 
 
 def _present(context: Context) -> object:
-    """Return what the operator's input holds already; None where it holds nothing, or there is
-    no workspace.
-    """
+    """Return what the operator's input holds already; None for nothing or no workspace."""
     if context.workspace is None:
         return None
     blob = context.workspace.find(context.definition.input[0])

@@ -1,6 +1,4 @@
-"""Dictionaries: indexes, which number keys from 1 in the order in which they come, and maps of
-integers.
-"""
+"""Dictionaries: indexes, which number keys from 1 in order, and maps of integers."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ MOST = 2**31 - 1
 
 
 class Index:
-    """The numbers of keys: 1 for the first that came, 0 for one that is not there and cannot be
-    added.
+    """The numbers of keys: 1 for the first, 0 for one that is absent and cannot be added.
 
     Attributes:
         dtype: torch's type of the keys, None for strings.
@@ -49,8 +46,7 @@ class Index:
             ]
 
     def load(self, keys: list[Any]) -> bool:
-        """Make these the first keys; return whether the index was empty and none of them comes
-        twice.
+        """Make these the first keys; return whether the index was empty and none comes twice.
 
         Raises:
             ValueError: they are too many.

@@ -84,9 +84,7 @@ def _check_width(queue: BlobsQueue, count: int) -> None:
 
 
 def _entry_of(queue: BlobsQueue, blobs: Sequence[Blob]) -> Entry:
-    """Return the values of blobs; tensors are copied, since updates of parameters change them in
-    place.
-    """
+    """Return the values of blobs; tensors are copied, since updates change them in place."""
     _check_width(queue, len(blobs))
     return [
         blob.value.clone() if isinstance(blob.value, torch.Tensor) else blob.value for blob in blobs
@@ -143,9 +141,7 @@ class EnqueueBlobs:
     "SafeEnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(2, 1 << 30)
 )
 class SafeEnqueueBlobs:
-    """Appends as `EnqueueBlobs` does; the last output tells whether the queue
-    is closed, so that nothing was appended.
-    """
+    """Appends as `EnqueueBlobs`; the last output tells that a closed queue took nothing."""
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         queue = _queue(inputs[0])
@@ -299,9 +295,7 @@ class QueueCursor:
             self.position += 1
 
     def seek(self, record: int) -> None:
-        """Raise RuntimeError where the record is not the current one: a queue gives its entries
-        once.
-        """
+        """Raise RuntimeError for a record that is not current: queues give entries once."""
         if record != self.position:
             raise EnforceNotMet(
                 "A queue gives its records once and in order: it has no shards and no rewind"
@@ -381,9 +375,7 @@ class EnqueueRebatchingQueue:
     "DequeueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, 1 << 30)
 )
 class DequeueRebatchingQueue:
-    """Takes `num_elements` examples, stacked; fewer from a queue that is closed, and an error
-    where it is empty too.
-    """
+    """Takes `num_elements` examples, stacked; fewer of a closed queue, an error if it is empty."""
 
     def __init__(self, *, num_elements: int = 1) -> None:
         if num_elements < 1:

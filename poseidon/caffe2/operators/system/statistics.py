@@ -123,9 +123,7 @@ class AveragePut(_Put):
 
 @operator("StdDevPut")
 class StdDevPut(_Put):
-    """Adds its input to a sum and 1 to a count, and its difference from the
-    first input and the square of it to sums.
-    """
+    """Adds input, 1, the difference from the first input and its square to its sums."""
 
     def __call__(self, x: Tensor) -> None:
         value = self.number(x)
@@ -183,9 +181,7 @@ def timer_get_and_end(timer: Timer) -> Tensor:
 
 @operator("Summarize", outputs=(0, 1))
 def summarize(x: Tensor, *, to_file: bool = False) -> tuple[Tensor, ...]:
-    """Return least, largest, mean and standard deviation of a tensor; the last divides by one
-    less than the number.
-    """
+    """Return least, largest, mean and standard deviation, which divides by the number - 1."""
     flat = x.reshape(-1).float()
     if not flat.numel():
         raise ValueError("an empty tensor has no statistics")

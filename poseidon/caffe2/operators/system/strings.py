@@ -69,9 +69,7 @@ def string_equals(x: Any, *, text: bytes = b"") -> Tensor:
 
 @operator("StringJoin", expected="N *")
 def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
-    """Return for each row (axis 0) or column (axis 1) one string: its values, each followed by a
-    delimiter.
-    """
+    """Return a string for each row (axis 0) or column (axis 1): each value with a delimiter."""
     values = x if isinstance(x, np.ndarray) else x.cpu().numpy()
     rows = values.reshape(len(values), -1)
     made = [
@@ -85,9 +83,7 @@ def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
 
 @operator("Print")
 def print_(x: Any, *, context: Context, to_file: bool = False, limit: int = 1000) -> None:
-    """Print the first values of a tensor; with `to_file` add them to `<name>.log` in the root
-    folder.
-    """
+    """Print a tensor's first values; `to_file` adds them to `<name>.log` in the root folder."""
     values = ",".join(_text(value) for value in x.reshape(-1)[:limit].tolist())
     if to_file:
         name = context.definition.input[0].replace("/", "_")

@@ -1,6 +1,4 @@
-"""Updates that look at norms or means of gradients: STORM, WNGrad, AdaGrad with decay, FTRL with
-groups, YellowFin.
-"""
+"""Updates by norms or means of gradients: STORM, WNGrad, AdaGrad with decay, GFtrl, YellowFin."""
 
 from __future__ import annotations
 
@@ -97,8 +95,7 @@ def sparse_wngrad(
 def gftrl(
     w: Tensor, nz: Tensor, g: Tensor, rate: Tensor | None = None, *, rule: Ftrl = FTRL
 ) -> tuple[Tensor, Tensor]:
-    """Return parameter and sums of FTRL with a penalty for groups: a column of weights is kept
-    or zero as a whole.
+    """Return parameter and sums of FTRL with a group penalty: a column is kept or zero.
 
     `nz` holds the sums of squared and of adjusted gradients in its last dimension; a fourth input
     takes the place of `alpha`.

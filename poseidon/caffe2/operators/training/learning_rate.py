@@ -127,8 +127,7 @@ def _cyclical(a: Arguments) -> Policy:
 
 
 def _triangle(base: float, top: float, size: int, decay: float) -> Policy:
-    """Return a factor that rises to top / base in `size` iterations and falls in as many, again
-    and again.
+    """Return a factor that rises to top / base in `size` iterations and falls, repeatedly.
 
     Each wave is `decay` times as high as the last.
     """
@@ -152,9 +151,7 @@ def _cosine(a: Arguments) -> Policy:
 
 
 def _waves(low: float, high: float, period: int, stretch: float, shrink: float) -> Policy:
-    """Return half cosines from `high` to `low`: each is `stretch` times as long
-    and `shrink` times as high as the last.
-    """
+    """Return half cosines from `high` to `low`, each `stretch` times as long, `shrink` as high."""
 
     def factor(iteration: int) -> float:
         if stretch == 1:
@@ -211,9 +208,7 @@ def _composite_cosine(a: Arguments) -> Policy:
 
 
 def _composite(a: Arguments) -> Policy:
-    """Return a policy of parts, one after the other from iteration 1; each sees the common
-    iteration.
-    """
+    """Return a policy of parts in sequence from iteration 1; all see the common iteration."""
     parts: list[tuple[int, float, Policy]] = []
     begin = 1
     for index, count in enumerate(a.given["sub_policy_num_iters"].ints):
@@ -292,9 +287,7 @@ def learning_rate_adaption(
     lr_alpha: float = 0.01,
     normalized_lr_adaption: bool = True,
 ) -> Tensor:
-    """Return a rate moved along the product of the gradient and the effective gradient of the
-    last step.
-    """
+    """Return a rate moved by the product of the gradient and the last effective gradient."""
     product = (gradient * effective).sum()
     if normalized_lr_adaption:
         norms = torch.linalg.vector_norm(gradient) * torch.linalg.vector_norm(effective)
@@ -306,9 +299,7 @@ def learning_rate_adaption(
 
 @operator("Iter", gradient=NO_GRADIENT, inputs=(0, 1))
 def iter_(iteration: Tensor | None = None, *, context: Context) -> Tensor:
-    """Return the next iteration: the counter counts in place, and begins at 0 where there is
-    none.
-    """
+    """Return the next iteration: the counter counts in place, from 0 where there is none."""
     if iteration is None:
         device = context.device if context.device.type == "meta" else torch.device("cpu")
         return torch.zeros(1, dtype=torch.int64, device=device)

@@ -1,6 +1,4 @@
-"""Updates of whole parameters: momentum, Adagrad, Adam, RMSProp, Adadelta, FTRL, LARS and
-others.
-"""
+"""Updates of whole parameters: momentum, Adagrad, Adam, RMSProp, Adadelta, FTRL, LARS."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def momentum_sgd(
 
 @operator("MomentumSGDUpdate", shapes="*S, *S, one, *S")
 class MomentumSGDUpdate:
-    """`MomentumSGD` and the subtraction of the step; blobs that are inputs and outputs are
-    updated in place.
-    """
+    """`MomentumSGD` and the step's subtraction; blobs of both sides are updated in place."""
 
     def __init__(self, *, context: Context, rule: Momentum = NO_MOMENTUM) -> None:
         definition = context.definition
@@ -143,9 +139,7 @@ def adagrad(
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """The arguments of Adam: the decay of both moments, and what is added to the root of the
-    second.
-    """
+    """The arguments of Adam: both moments' decay, and what is added to the second's root."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -254,9 +248,7 @@ def adadelta(
 
 @dataclass(frozen=True, slots=True)
 class Ftrl:
-    """The arguments of FTRL: the learning rate and what is added to its divisor, and the strengths
-    of both penalties.
-    """
+    """The arguments of FTRL: learning rate, what its divisor adds, and both penalties."""
 
     alpha: float = 0.005
     beta: float = 1.0
@@ -298,9 +290,7 @@ def lars(
     offset: float = 0.5,
     lr_min: float = 0.02,
 ) -> Tensor:
-    """Return the layer's factor of the learning rate: trust / (|g| / |w| + wd + offset), from
-    lr_min to `most`.
-    """
+    """Return the layer's rate factor: trust / (|g| / |w| + wd + offset), lr_min to `most`."""
     norm = w.norm()
     factor = torch.where(norm > 0, trust / (g.norm() / norm + wd + offset), 1.0)
     return torch.minimum(factor, most).clamp(min=lr_min).reshape(1)
@@ -310,9 +300,7 @@ def lars(
 def weight_scale(
     w: Tensor, iteration: Tensor, *, stepsize: int, upper_bound_iter: int, scale: float = 1.0
 ) -> Tensor:
-    """Return the parameter, multiplied by `scale` in each `stepsize`-th iteration before
-    `upper_bound_iter`.
-    """
+    """Return the parameter times `scale` in each `stepsize`-th iteration up to the bound."""
     number = counted(iteration) + 1
     return w * scale if number % stepsize == 0 and number < upper_bound_iter else w.clone()
 

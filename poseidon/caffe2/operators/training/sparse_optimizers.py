@@ -267,9 +267,7 @@ def sparse_ftrl(
 
 @operator("ScatterWeightedSum", expected="N *, one")
 def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Tensor) -> Tensor:
-    """Return x, whose rows are weighted and have weighted rows added: x[i] = w0 x[i] + sum of
-    w_k x_k[i], in place.
-    """
+    """Return weighted rows, in place: x[i] = w0 x[i] + sum of w_k x_k[i] for the indices i."""
     rows = indices.reshape(-1).long()
     factor = weight.reshape(())
     counts = torch.bincount(rows, minlength=x.shape[0])
@@ -283,8 +281,7 @@ def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Ten
 def row_wise_counter(
     last: Tensor, counts: Tensor, indices: Tensor, iteration: Tensor, *, counter_halflife: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """Return the iteration of the last update of each row, and a count of updates that decays,
-    both in place.
+    """Return each row's last update's iteration, and its decaying count, both in place.
 
     Args:
         last: the iteration of the last update of each row.
