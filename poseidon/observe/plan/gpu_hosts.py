@@ -1,6 +1,6 @@
 """By formula: the step of hosts with several GPUs each, through the shards and by DDP over NCCL.
 
-    python -m poseidon.observe.plan.gpu_hosts      the table of docs/performance.md
+    python -m poseidon.observe.plan.gpu_hosts      the table of benchmarks/results/costs.md
 
 Pure. H hosts have L GPUs each. A model has B bytes in float32, and a pass of it takes c seconds. A
 push has p and a value v of the bytes of float32. Seconds of a step, each worker with its part of

@@ -76,5 +76,5 @@ def test_the_last_bucket_of_ddp_is_not_hidden() -> None:
 
 
 def test_the_table_of_the_documentation_is_the_formula_s() -> None:
-    page = Path("docs/performance.md").read_text(encoding="utf-8")
+    page = Path("benchmarks/results/costs.md").read_text(encoding="utf-8")
     assert "\n".join(rows()) in page
