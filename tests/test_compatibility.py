@@ -6,40 +6,18 @@ import re
 
 import pytest
 
-from tests.support import golden
-from tests.support.compatibility import HEAD, PAGE, ROOT, effect, fields_of, page, table
+from tests.support.compatibility import PAGE, ROOT, effect, fields_of, page, table
 
 
-def lines_without_figures(text: str) -> list[str]:
-    return [re.sub(r"\|[^|]*\|$", "|", line) for line in text.splitlines() if line.startswith("| ")]
-
-
-def pairs(text: str) -> list[tuple[str, str]]:
-    """Layer and field of each line of the table."""
-    found, kind = [], ""
-    for line in lines_without_figures(text)[1:]:
-        first, field = (cell.strip().strip("*") for cell in line.split("|")[1:3])
-        kind = first or kind
-        found.append((kind, field))
-    return found
-
-
-def test_the_page_has_every_type_and_field() -> None:
-    assert PAGE.read_text(encoding="utf-8").startswith(HEAD), (
-        "run python -m tests.support.compatibility"
-    )
-    expected = [(row.kind, row.field) for row in table()]
-    assert pairs(PAGE.read_text(encoding="utf-8")) == expected, (
-        "run python -m tests.support.compatibility"
-    )
+def without_figures(text: str) -> list[str]:
+    """The page without the last cell of each line of a table."""
+    return [re.sub(r"\|[^|]*\|$", "|", line) for line in text.splitlines()]
 
 
 @pytest.mark.needs("data")
-def test_the_page_names_every_case() -> None:
-    fresh = page(dict.fromkeys(golden.cases(), 0.0))
-    assert lines_without_figures(PAGE.read_text(encoding="utf-8")) == lines_without_figures(
-        fresh
-    ), "run python -m tests.support.compatibility"
+def test_the_page_has_every_type_and_field() -> None:
+    shown = without_figures(PAGE.read_text(encoding="utf-8"))
+    assert shown == without_figures(page({})), "run python -m tests.support.compatibility"
 
 
 def test_every_field_is_read_or_said_to_have_no_effect() -> None:

@@ -120,9 +120,8 @@ def _page(name: str) -> Iterator[str]:
 
 def _index() -> Iterator[str]:
     yield (
-        "# Layers\n\nAll layer types. [Caffe compatibility](../caffe_compatibility.md) has the "
-        "tests that compare each "
-        "field with Caffe. [Write a layer](../own_layers.md) shows how to add a type.\n"
+        "# Layers\n\nAll layer types. [Caffe compatibility](../caffe_compatibility.md) says how well "
+        "each agrees with Caffe. [Write a layer](../own_layers.md) shows how to add a type.\n"
     )
     yield "| type | page | |\n|---|---|---|"
     for kind in sorted(known_types(), key=str.lower):

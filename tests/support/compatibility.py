@@ -1,5 +1,4 @@
-"""Writes docs/caffe_compatibility.md: every layer type, each of its fields, and what holds it to
-Caffe.
+"""Writes docs/caffe_compatibility.md: every layer type with its fields, by what holds them to Caffe.
 
     python -m tests.support.compatibility          # needs the recorded results of real Caffe
 
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,22 +136,23 @@ SAME_CODE = dict.fromkeys(
 ) | {"SoftmaxWithLossOHEM": "SoftmaxWithLoss"}
 HEAD = """# Caffe compatibility
 
-This page lists every layer type with its fields, and the tests that compare each field with Caffe.
+This page lists every layer type and field that Poseidon reads, and how well each agrees with Caffe.
 `python -m tests.support.compatibility` generates it; do not edit it by hand.
 
-* **recorded**: cases of real Caffe 1.0 (BVLC, CPU) that set the field. Outputs and gradients of
-  bottoms and parameters agree to 1e-4 relative, or to 1e-5 where nothing is summed.
-* **own tests**: the tests that name the field, where no recorded case sets it. They use a formula,
-  an equivalence or finite differences.
-* **worst**: the largest relative difference over all blobs of all recorded cases with the layer.
+* **compared with Caffe**: fields that recorded runs of Caffe 1.0 (BVLC, CPU) set. Outputs and
+  gradients of bottoms and parameters agree to 1e-4 relative, or to 1e-5 where nothing is summed.
+* **tested otherwise**: fields whose tests use a formula, an equivalence or finite differences.
+* **without effect**: fields that are accepted and change nothing; the reasons are
+  [below](#fields-without-effect).
+* **largest difference**: relative, over all blobs of all recorded runs with the layer.
 
-[a sweep](../tests/poseidon/caffe/layers/test_registry_gradients.py) checks the gradients of every
-differentiable type.
+A [test](../tests/poseidon/caffe/layers/test_registry_gradients.py) checks the gradients of every
+differentiable type by finite differences.
 
-Layers and fields of branches have the branch's field numbers where the branches agree and BVLC does
-not use them. Where numbers collide, a field is known in text form only; `caffe.proto` says so at
-each. [test_opencv_layers.py](../tests/compat/test_opencv_layers.py) compares layers of branches
-with OpenCV's importer of Caffe's files.
+Layers and fields of Caffe's branches have the branch's field numbers, if the branches agree and
+BVLC does not use them. Otherwise a field is known in text form only; `caffe.proto` says so.
+[test_opencv_layers.py](../tests/compat/test_opencv_layers.py) compares layers of branches with
+OpenCV's importer of Caffe's files.
 
 A **Python** layer of py-faster-rcnn or py-R-FCN (`rpn.proposal_layer`, `rpn.anchor_target_layer`,
 `rpn.proposal_target_layer`) runs as Proposal, AnchorTarget or ProposalTarget, unless Python finds
@@ -160,42 +160,37 @@ the module. **BN** has three forms, which its fields choose: SegNet's (`bn_mode`
 shift fillers alone: two blobs), `moving_average`'s, and the one with `momentum`, `frozen` and the
 slope and bias fillers (four blobs each).
 
-Where this program differs from a branch:
+Poseidon differs from a branch in two places:
 
-* **AnchorTarget**: an object that overlaps no anchor labels none. In the reference all anchors that
-  overlap nothing become 1 then.
+* **AnchorTarget**: an object that overlaps no anchor labels no anchor. In the reference it labels
+  all anchors that overlap nothing with 1.
 * **Normalize** with `channel_shared: false`: SSD's Caffe leaves the scales of the other channels
-  out of the sum over channels. The gradient here is the derivative, which finite differences
-  confirm. Both are equal while all scales are, as at the beginning.
+  out of the sum over channels, so its gradient is not the derivative. Poseidon's is. Both are equal
+  while all scales are equal, as at the beginning.
 
 All types have `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name,
-share_mode, lr_mult, decay_mult), `blobs`, `loss_weight` and `propagate_down`. See
-[test_plan.py](../tests/poseidon/caffe/net/test_net_plan.py) and
-[test_params.py](../tests/poseidon/caffe/net/test_params.py).
+share_mode, lr_mult, decay_mult), `blobs`, `loss_weight` and `propagate_down`.
 
-| layer | field | recorded | own tests | worst |
+| layer | compared with Caffe | tested otherwise | without effect | largest difference |
 |---|---|---|---|---|
+"""
+REASONS = """
+## Fields without effect
+
+| reason | fields |
+|---|---|
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table; the field of a type's own line is empty."""
+    """A field of a type, or the type itself: then the field is empty."""
 
     kind: str
     field: str
     cases: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     note: str = ""
-    worst: float | None = None
-
-    def line(self) -> str:
-        recorded = ", ".join(self.cases[:6]) + (
-            f" and {len(self.cases) - 6} more" if len(self.cases) > 6 else ""
-        )
-        kind = "" if self.field else f"**{self.kind}**"
-        worst = "" if self.worst is None else f"{self.worst:.1e}"
-        return f"| {kind} | {self.field} | {recorded} | {self.note or ', '.join(self.tests)} | {worst} |"
 
 
 def fields_of(kind: str) -> Iterator[tuple[str, FieldDescriptor]]:
@@ -262,7 +257,7 @@ def cases_by_field() -> dict[tuple[str, str], list[str]]:
 
 @cache
 def table() -> tuple[Row, ...]:
-    """All lines, without the figures."""
+    """Every type, each with its fields after it."""
     cases, texts = cases_by_field(), test_texts()
     of_data = {name: text for name, text in texts.items() if name.startswith("caffe/data/")}
     rows = []
@@ -290,22 +285,28 @@ def page(worst: dict[str, float]) -> str:
     """The page.
 
     Args:
-        worst: the largest difference of each case.
+        worst: the largest difference of each type that has one.
     """
-    lines = []
+    fields: dict[str, list[Row]] = {row.kind: [] for row in table()}
+    reasons: dict[str, list[str]] = defaultdict(list)
     for row in table():
-        figure = max((worst[case] for case in row.cases), default=None) if not row.field else None
-        lines.append(
-            Row(
-                kind=row.kind,
-                field=row.field,
-                cases=row.cases,
-                tests=row.tests,
-                note=row.note,
-                worst=figure,
-            ).line()
-        )
-    return HEAD + "\n".join(lines) + "\n"
+        if row.field:
+            fields[row.kind].append(row)
+            if row.note:
+                reasons[row.note.removeprefix("no effect: ")].append(row.field)
+    lines = [
+        f"| **{kind}** | {_names(row for row in rows if row.cases)} "
+        f"| {_names(row for row in rows if not row.cases and not row.note)} "
+        f"| {_names(row for row in rows if row.note and not row.cases)} "
+        f"| {f'{worst[kind]:.1e}' if kind in worst else ''} |"
+        for kind, rows in fields.items()
+    ]
+    ends = [f"| {reason} | {', '.join(sorted({*names}))} |" for reason, names in reasons.items()]
+    return HEAD + "\n".join(lines) + "\n" + REASONS + "\n".join(ends) + "\n"
+
+
+def _names(rows: Iterable[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.field for row in rows))
 
 
 def main() -> None:
@@ -314,9 +315,13 @@ def main() -> None:
         raise SystemExit(
             f"no recorded cases in {golden.FOLDER}; set POSEIDON_SHARED to the folder that has them"
         )
-    PAGE.write_text(
-        page({case: max(golden.differences(case).values()) for case in cases}), encoding="utf-8"
-    )
+    of_cases = {case: max(golden.differences(case).values()) for case in cases}
+    worst = {
+        row.kind: max(of_cases[case] for case in row.cases)
+        for row in table()
+        if row.cases and not row.field
+    }
+    PAGE.write_text(page(worst), encoding="utf-8")
     print(f"Wrote {PAGE} from {len(cases)} cases.")
 
 
