@@ -83,9 +83,13 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, but not among what the tests have imported: that stays to
-    the end.
+    """Share templates. Collect garbage from here on, but not among what the tests have imported:
+    that stays to the end.
     """
+    if "poseidon.cluster.agent.host" in sys.modules:  # some test may start a job
+        from tests.support.shared_templates import share_templates
+
+        share_templates()
     gc.enable()
     gc.freeze()
 

@@ -18,7 +18,6 @@ from benchmarks.claim_checks.claims import CLAIMS, MEASUREMENTS, SENTENCES
 from benchmarks.claim_checks.definitions import (
     Claim,
     ClaimError,
-    Elsewhere,
     Result,
     Sentence,
     Speedup,
@@ -87,34 +86,6 @@ def test_each_claim_is_named_once_and_measured_by_a_command_that_is_understood()
 def test_the_page_of_docs_is_made_of_the_stored_results() -> None:
     made = page.page(CLAIMS, MEASUREMENTS, page.read_results(page.RESULTS))
     assert page.PAGE.read_text(encoding="utf-8") == made
-
-
-def test_a_speedup_is_the_ratio_of_two_jobs_at_a_rate() -> None:
-    by = SPEEDUP.by
-    assert isinstance(by, Speedup)
-    assert by.seconds([*facts(9.0, 9.0, rate=1000.0), *facts(2.0, 5.0)]) == (2.0, 5.0)
-    assert Result(ours_s=2.0, other_s=5.0).now == 2.5
-    with pytest.raises(ClaimError, match="net has not measured DDP"):
-        by.seconds(facts(2.0, 5.0)[:1])
-
-
-def test_the_last_stored_figure_counts() -> None:
-    by = Elsewhere(reason="", command="", file="a.log", pattern=r"accuracy = ([\d.]+)")
-    assert by.stored("accuracy = 0.5\naccuracy = 0.7\n") == 0.7
-    with pytest.raises(ClaimError, match=r"a\.log has no figure"):
-        by.stored("")
-
-
-@pytest.mark.parametrize(("now", "holds"), [(1.6, True), (2.5, True), (1.59, False), (2.6, False)])
-def test_a_claim_holds_in_its_band(now: float, holds: bool) -> None:
-    assert SPEEDUP.band("2.00") == (1.6, 2.5)
-    assert SPEEDUP.holds("2.00", now) == holds
-    failures = page.failed([SPEEDUP], {"fast": Result(published="2.00", ours_s=1.0, other_s=now)})
-    assert failures == ([] if holds else ["fast"])
-
-
-def test_what_is_not_measured_does_not_hold() -> None:
-    assert page.failed([SPEEDUP], {"fast": Result(published="2.00")}) == ["fast"]
 
 
 @pytest.fixture

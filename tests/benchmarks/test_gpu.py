@@ -11,15 +11,6 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_runs.everything import (
-    SMALL_NETS,
-    SYSTEMS,
-    determinism,
-    precisions,
-    synchronizations,
-)
-from benchmarks.gpu_runs.nets import Gpt, GptShape, device_nets
-from benchmarks.gpu_runs.speed import SpeedEffort
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -64,15 +55,6 @@ def test_small_nets_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "10 of 10 are good" in capsys.readouterr().out
 
 
-def test_the_nets_have_their_sizes() -> None:
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in Gpt(GptShape()).parameters())
-    assert count == 124_439_808
-    for net in device_nets(small=True):
-        x, target = net.example(net.batch)
-        assert torch.isfinite(net.build()(x, target))
-
-
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 def test_six_packages_are_enough() -> None:
@@ -100,32 +82,3 @@ def test_six_packages_are_enough() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "tqdm\n"
-
-
-ONCE = SpeedEffort(rounds=1, iterations=1)
-
-
-def test_caffe_nets_are_measured_in_each_precision() -> None:
-    found = precisions(SMALL_NETS[0], CPU, ONCE)
-    assert [fact["precision"] for fact in found.facts] == [
-        "float32",
-        "bfloat16",
-        "bfloat16, channels last",
-        "float16",
-        "float16, channels last",
-    ]
-    assert all(fact["per_s"] > 0 for fact in found.facts)
-
-
-def test_two_runs_are_compared() -> None:
-    assert [fact["equal"] for fact in determinism(CPU).facts] == [True, True]
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.thorough
-@pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_waits_are_counted_beside_a_shard() -> None:
-    found = synchronizations(device_nets(small=True)[0], CPU)
-    assert [fact["system"] for fact in found.facts] == [SYSTEMS[0].name, "ps"]
-    assert [fact["waits"] for fact in found.facts] == [0, 0]

@@ -1,22 +1,22 @@
-"""One template for the jobs of many tests (`poseidon.cluster.agent.template`): importing torch
-takes longer than what most tests compute.
-
-Jobs whose launcher is not the test's own process, or whose workers have an agent of their own, have
-templates of their own.
+"""One template for the jobs of all tests whose agents are in the test's own process
+(`poseidon.cluster.agent.template`): importing torch takes longer than what most tests compute.
 """
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from unittest import mock
+from collections.abc import Mapping, Sequence
 
 from poseidon.cluster.agent import host
 from poseidon.cluster.agent.template import Template, Templates
 
-OF_ONE_TEST = ("POSEIDON_HOME", "PYTEST_CURRENT_TEST")
-"""Variables that no import reads."""
+READ_BY_IMPORTS = (
+    *("PATH", "HOME", "PYTHON", "LD_", "LANG", "LC_", "OMP_", "MKL_", "MALLOC_", "GLIBC_"),
+    *("CUDA_", "TORCH", "KMP_", "POSEIDON_NATIVE"),
+)
+"""How the names of variables begin that imports read; a fork is given the others."""
+MOST = 4
+"""Templates at a time: each holds the memory of its imports."""
 
 
 class SharedTemplates(Templates):
@@ -29,8 +29,14 @@ class SharedTemplates(Templates):
         environment: Mapping[str, str],
         folder: str | None,
     ) -> Template:
-        common = {name: value for name, value in environment.items() if name not in OF_ONE_TEST}
-        return super().of(python, imports, common, "/")
+        read = {
+            name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS)
+        }
+        template = super().of(python, imports, read, "/")
+        with self._lock:
+            while len(self._known) > MOST:
+                self._known.pop(next(iter(self._known))).close()
+        return template
 
     def close(self) -> None:
         pass
@@ -40,8 +46,6 @@ SHARED = SharedTemplates()
 atexit.register(Templates.close, SHARED)
 
 
-@contextmanager
-def shared_templates() -> Iterator[None]:
-    """In this block, let agents of this process share their templates."""
-    with mock.patch.object(host, "Templates", lambda: SHARED):
-        yield
+def share_templates() -> None:
+    """Let all agents of this process share their templates from now on."""
+    host.Templates = lambda: SHARED  # type: ignore[assignment,misc]

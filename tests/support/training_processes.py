@@ -21,7 +21,6 @@ from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.cli.main import main
 from tests.support.databases import make_database, picture
-from tests.support.shared_templates import shared_templates
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
@@ -91,7 +90,6 @@ def poseidon_here(folder: Path, *arguments: object) -> subprocess.CompletedProce
     before = Path.cwd()
     with (
         mock.patch.dict(os.environ, environment(folder)),
-        shared_templates(),
         redirect_stdout(out),
         redirect_stderr(err),
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.testbed import links
-from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Hosts, remove_leftovers
 from benchmarks.testbed.names import GroupName, owner
 
@@ -73,31 +71,6 @@ def test_bytes_between_hosts_are_counted_on_both_links() -> None:
 
 
 @pytest.mark.needs("networks")
-def test_both_directions_have_the_rate() -> None:
-    with Hosts(1, rate_mbit=250) as hosts:
-        (host,) = hosts
-        inside = subprocess.run(
-            ["tc", "-n", host.name, "qdisc", "show", "dev", links.INTERFACE],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        outside = subprocess.run(
-            ["tc", "qdisc", "show", "dev", host.name], capture_output=True, text=True, check=True
-        )
-        assert "tbf" in inside.stdout and "rate 250Mbit" in inside.stdout
-        assert "tbf" in outside.stdout and "rate 250Mbit" in outside.stdout
-
-
-@pytest.mark.needs("networks")
-def test_every_host_has_the_same_congestion_control_whatever_the_machine_has() -> None:
-    with Hosts(1) as hosts:
-        words = [*hosts[0].enter, "cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
-        said = subprocess.run(words, capture_output=True, text=True, check=True)
-        assert said.stdout.strip() == links.CONGESTION_CONTROL
-
-
-@pytest.mark.needs("networks")
 def test_hosts_go_with_an_exception_and_take_their_processes_along() -> None:
     with pytest.raises(RuntimeError), Hosts(2) as hosts:
         words = [*hosts[0].enter, "sh", "-c", "echo there; exec sleep 1000"]
@@ -131,16 +104,3 @@ def test_what_a_killed_process_left_is_removed() -> None:
         assert {name.host(0), name.bridge} <= set(removed)
         assert names_of(os.getpid()) != []
     assert names_of(child.pid) == []
-
-
-def test_without_root_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(TestbedError, match="only root"), Hosts(1):
-        pass
-
-
-def test_without_the_tools_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(TestbedError, match="iproute2"), Hosts(1):
-        pass

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 
 from benchmarks.testbed.computed import TOKENS
-from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.formulas import expected
-from benchmarks.testbed.hosts import Host, Hosts
+from benchmarks.testbed.hosts import Hosts
 from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, measure
-from benchmarks.testbed.processes import Processes
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.observe.plan.shapes import LayerShape
 
@@ -50,41 +47,6 @@ def test_ours_and_ddp_take_turns_and_keep_to_the_formulas() -> None:
 @pytest.mark.needs("networks")
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_ddp_with_hooks_keeps_to_the_formulas() -> None:
-    """Of rank 8: gloo's own messages, some 8 kB an iteration, are a fifth of what rank 2 sends
-    of these layers.
-    """
-    hooks = [DdpSettings(hook=hook) for hook in ("powersgd:8", "post-local:2")]
-    with Hosts(2) as hosts:
-        jobs = [HostJob(hosts, TRAINING, how) for how in hooks]
-        with jobs[0], jobs[1]:
-            found = measure(hosts, jobs, Effort(rounds=1, iterations=4, warm=2))
-    assert [measured.name for measured in found] == ["DDP PowerSGD 8", "DDP post-local 2"]
-    for measured, how in zip(found, hooks, strict=True):
-        assert max(measured.sent_bytes) == pytest.approx(expected(TRAINING, how, 2).worker, rel=0.1)
-
-
-@pytest.mark.thorough
-@pytest.mark.needs("networks")
-@pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_our_lossy_jobs_and_local_steps_keep_to_the_formulas() -> None:
-    """Rounds of local steps, also by an optimizer that takes no time, send the bytes of a round."""
-    jobs = [PoseidonSettings.parse(text) for text in ("ps+int8", "ps+H4+P2+D1")]
-    training = replace(TRAINING, emulated_update=True)
-    with Hosts(2) as hosts:
-        first, second = (HostJob(hosts, training, how) for how in jobs)
-        with first, second:
-            found = measure(hosts, [first, second], Effort(rounds=1, iterations=4, warm=2))
-    assert [measured.name for measured in found] == ["ps+int8", "ps+H4+P2+D1"]
-    for measured, how in zip(found, jobs, strict=True):
-        assert max(measured.sent_bytes) == pytest.approx(expected(training, how, 2).worker, rel=0.1)
-
-
-@pytest.mark.thorough
-@pytest.mark.needs("networks")
-@pytest.mark.processes
-@pytest.mark.timeout(300)
 def test_a_computed_net_has_the_losses_of_ddp_and_local_steps_those_of_diloco() -> None:
     """Ours are encrypted."""
     training = TrainingSettings(layers=(), batch=TOKENS, compute_s=0.0, computed="gpt-2m")
@@ -103,26 +65,3 @@ def test_a_computed_net_has_the_losses_of_ddp_and_local_steps_those_of_diloco() 
     assert steps == pytest.approx(diloco, rel=1e-4)
     assert ours[-1] != pytest.approx(steps[-1], rel=1e-4)
     assert len(alone) == 5
-
-
-@pytest.mark.needs("networks")
-@pytest.mark.processes
-@pytest.mark.timeout(180)
-def test_what_is_broken_off_is_ended_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(processes: Processes, limit_s: float = 0.0) -> None:
-        raise AssertionError("waited for a job that was broken off")
-
-    monkeypatch.setattr(Processes, "await_end", wait)
-    with (
-        Hosts(1) as hosts,
-        pytest.raises(KeyboardInterrupt),
-        HostJob(hosts, TRAINING, DdpSettings()) as job,
-    ):
-        raise KeyboardInterrupt
-    assert not job._processes._running
-
-
-def test_someone_must_work() -> None:
-    hosts = [Host(index=index, name=f"h{index}", address=f"10.0.0.{index}") for index in range(2)]
-    with pytest.raises(TestbedError, match="2 hosts of which 2 only serve"):
-        HostJob(hosts, TRAINING, PoseidonSettings(servers=2))
