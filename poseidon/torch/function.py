@@ -101,6 +101,8 @@ def launch(
         try:
             code = start(lambda: ScriptJob(request, site_of(request)))
         except JobError as error:
+            if error.exit_code == 128 + signal.SIGINT:  # before the first iteration
+                raise KeyboardInterrupt(str(error)) from None
             if not error.traceback:
                 raise
             failed = JobError()

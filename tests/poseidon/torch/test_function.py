@@ -18,7 +18,7 @@ import pytest
 import poseidon
 from poseidon.engine.this_process import place_of, running_in
 from poseidon.engine.worker_context import WorkerContext
-from poseidon.errors import UsageError
+from poseidon.errors import JobError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher.request import LauncherKind, ScriptRequest
@@ -133,6 +133,17 @@ def test_a_worker_starts_no_job(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="called by a worker of a job"),
     ):
         poseidon.launch(note)
+
+
+def test_an_interrupt_while_workers_start_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(job: object) -> int:
+        error = JobError("the job was stopped before it had started")
+        error.exit_code = 130
+        raise error
+
+    monkeypatch.setattr("poseidon.torch.function.start", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="stopped before it had started"):
+        poseidon.launch(note, args=("nowhere", 1))
 
 
 def test_a_traceback_begins_in_the_function() -> None:
