@@ -13,6 +13,7 @@ import torch
 
 from poseidon.launcher.job_folder import read_records
 from tests.support.ddp_processes import run_by_gloo
+from tests.support.shared_templates import SHARED
 from tests.support.training_processes import machinefile, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -148,8 +149,9 @@ def test_lightning(repository: Path, tmp_path: Path) -> None:
         repository / "benchmarks" / "published_scripts" / "fabric.py",
     )
     flags = ("ddp", "--strategy=ddp", "--devices=2")
-    by_gloo = losses(run_by_gloo(theirs, *script, *flags, imports=("lightning",)))
-    of_job = losses(run_job(ours, *script, "poseidon"))
+    with SHARED.importing("lightning"):
+        by_gloo = losses(run_by_gloo(theirs, *script, *flags))
+        of_job = losses(run_job(ours, *script, "poseidon"))
     fabric, of_fabric = ([x for x in found if ":" not in x] for found in (of_job, by_gloo))
     assert len(fabric) == 13
     assert_equal_losses(fabric, of_fabric, 1e-5)
@@ -174,9 +176,10 @@ def test_accelerate_the_trainer_and_lora(repository: Path, tmp_path: Path) -> No
     examples = [
         repository / "examples" / name / "train.py" for name in ("huggingface", "accelerate")
     ]
-    imports = ("accelerate", "peft", "transformers.trainer", "transformers.models.gpt2")
-    by_gloo = run_by_gloo(theirs, tmp_path / "script.py", *examples, imports=imports)
-    lines = losses(run_job(ours, "--ddp", tmp_path / "script.py", *examples))
+    # without transformers.trainer: a library of its leaves a thread, and a template has none
+    with SHARED.importing("accelerate", "transformers.models.gpt2", "transformers.trainer_utils"):
+        by_gloo = run_by_gloo(theirs, tmp_path / "script.py", *examples)
+        lines = losses(run_job(ours, "--ddp", tmp_path / "script.py", *examples))
     assert_equal_losses(lines, losses(by_gloo))
     assert any(line.startswith("step 20:") for line in lines)
     assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [

@@ -142,8 +142,7 @@ def test_hsdp_has_the_losses_of_torchrun_and_tensor_parallelism_stays_within_a_h
     tmp_path: Path,
 ) -> None:
     found, notes = run(tmp_path, HSDP, "--ddp", "--encrypt=on")
-    imports = ["torch.distributed.fsdp"]
-    expected = run_by_gloo(tmp_path, tmp_path / "train.py", size=4, imports=imports)
+    expected = run_by_gloo(tmp_path, tmp_path / "train.py", size=4)
     assert found.count("refused: tensor parallelism over workers of several hosts") == 2
     lines = list(zip(found.splitlines()[:32], expected.splitlines(), strict=True))
     for one, other in lines:
@@ -529,7 +528,7 @@ trainer.fit(Task(), torch.utils.data.DataLoader(torch.zeros(24), batch_size=1))
 @pytest.mark.thorough
 def test_the_strategy_of_lightning_has_the_losses_of_torchrun(tmp_path: Path) -> None:
     found, _ = run(tmp_path, LIGHTNING, "--ddp", arguments=["2", "2"])
-    expected = run_by_gloo(tmp_path, tmp_path / "train.py", 4, 1, size=4, imports=["lightning"])
+    expected = run_by_gloo(tmp_path, tmp_path / "train.py", 4, 1, size=4)
     assert len(losses(found, "step")) == 6
     assert losses(found, "step") == pytest.approx(losses(expected, "step"), rel=1e-6)
 

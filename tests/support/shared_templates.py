@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from poseidon.cluster.agent import host
 from poseidon.cluster.agent.template import Template, Templates
 
 READ_BY_IMPORTS = (
     *("PATH", "HOME", "PYTHON", "LD_", "LANG", "LC_", "OMP_", "MKL_", "MALLOC_", "GLIBC_"),
-    *("CUDA_", "TORCH", "KMP_", "POSEIDON_NATIVE"),
+    *("TORCH", "KMP_", "POSEIDON_NATIVE"),
 )
 """How the names of variables begin that imports read; a fork is given the others."""
 MOST = 4
@@ -20,7 +21,13 @@ MOST = 4
 
 
 class SharedTemplates(Templates):
-    """Templates that outlive their agents; see `Templates`."""
+    """Templates that outlive their agents; see `Templates`.
+
+    Attributes:
+        more: what a template imports besides.
+    """
+
+    more: Sequence[str] = ()
 
     def of(
         self,
@@ -32,7 +39,7 @@ class SharedTemplates(Templates):
         read = {
             name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS)
         }
-        template = super().of(python, imports, read, "/")
+        template = super().of(python, (*imports, *self.more), read, "/")
         with self._lock:
             while len(self._known) > MOST:
                 self._known.pop(next(iter(self._known))).close()
@@ -40,6 +47,15 @@ class SharedTemplates(Templates):
 
     def close(self) -> None:
         pass
+
+    @contextmanager
+    def importing(self, *modules: str) -> Iterator[None]:
+        """Let templates import these modules, too, in this block."""
+        self.more = modules
+        try:
+            yield
+        finally:
+            self.more = ()
 
 
 SHARED = SharedTemplates()
