@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -95,8 +95,7 @@ def _unfold(path: str) -> list[str]:
     return [found[1] + part + found[3] for part in found[2].split(",")] if found else [path]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_path_exists(page: str) -> None:
+def every_path_exists(page: str) -> None:
     missing = []
     for code in _named(page):
         for match in PATH.finditer(code):
@@ -110,8 +109,7 @@ def test_every_path_exists(page: str) -> None:
     assert not missing, f"{page} names {missing}"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_module_exists(page: str) -> None:
+def every_module_exists(page: str) -> None:
     missing = [name for code in _named(page) for name in MODULE.findall(code) if not _module(name)]
     assert not missing, f"{page} names {missing}"
 
@@ -139,8 +137,7 @@ def _module(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_and_flag_exists(page: str) -> None:
+def every_command_and_flag_exists(page: str) -> None:
     flags, known = _known_flags(), _source_text()
     for code in _named(page):
         for command in COMMAND.findall(code):
@@ -169,8 +166,7 @@ def _source_text() -> str:
     )
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_resolves(page: str) -> None:
+def every_link_resolves(page: str) -> None:
     folder = (ROOT / page).parent
     for link in LINK.findall(FENCE.sub("", _text(page))):
         if re.match(r"[a-z]+:", link):
@@ -188,8 +184,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_prose_keeps_to_its_columns(page: str) -> None:
+def prose_keeps_to_its_columns(page: str) -> None:
     text = INDENTED.sub("", FENCE.sub("", _text(page)))
     long = [
         line
@@ -197,6 +192,21 @@ def test_prose_keeps_to_its_columns(page: str) -> None:
         if len(line) > MOST_COLUMNS and not line.startswith(("|", "![", "#", "<!--"))
     ]
     assert not long, f"{page}: {long}"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        every_path_exists,
+        every_module_exists,
+        every_command_and_flag_exists,
+        every_link_resolves,
+        prose_keeps_to_its_columns,
+    ],
+)
+def test_each_page(check: Callable[[str], None]) -> None:
+    for page in PAGES:
+        check(page)
 
 
 def test_every_message_of_the_page_is_one_of_the_code() -> None:

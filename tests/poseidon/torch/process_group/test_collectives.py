@@ -83,47 +83,39 @@ def tensors(size: int, numbers: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randint(0, 50, (numbers,), generator=generator, dtype=dtype) for _ in range(size)]
 
 
+REDUCTIONS = [
+    (0, torch.float32, ReduceRule.SUM),
+    (7, torch.float32, ReduceRule.SUM),
+    (100_003, torch.float32, ReduceRule.MEAN),
+    (50_001, torch.bfloat16, ReduceRule.SUM),
+    (20_000, torch.int64, ReduceRule.MAX),
+    (12, torch.int32, ReduceRule.XOR),
+    (9, torch.float64, ReduceRule.PRODUCT),
+    (70_000, torch.float16, ReduceRule.MIN),
+]
 HOSTS = {"one worker a host": (), "one host": [range(3)], "two hosts": [range(2), range(2, 3)]}
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("numbers", "dtype", "reduction"),
-    [
-        (0, torch.float32, ReduceRule.SUM),
-        (7, torch.float32, ReduceRule.SUM),
-        (100_003, torch.float32, ReduceRule.MEAN),
-        (50_001, torch.bfloat16, ReduceRule.SUM),
-        (20_000, torch.int64, ReduceRule.MAX),
-        (12, torch.int32, ReduceRule.XOR),
-        (9, torch.float64, ReduceRule.PRODUCT),
-        (70_000, torch.float16, ReduceRule.MIN),
-    ],
-)
 def test_all_reduce(
-    size: int,
-    numbers: int,
-    dtype: torch.dtype,
-    reduction: ReduceRule,
-    encrypted: bool,
-    hosts: str,
-    monkeypatch: pytest.MonkeyPatch,
+    size: int, encrypted: bool, hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collectives, "SEGMENT_BYTES", 64 * 1024)  # several segments
-    given = tensors(size, numbers, dtype)
-    expected = reduced(given, reduction)
+    given = [tensors(size, numbers, dtype) for numbers, dtype, _ in REDUCTIONS]
+
+    def run(mesh: Mesh) -> list[Tensor]:
+        group = Collectives(mesh, "0", range(size))
+        found = [of_ranks[mesh.rank].clone() for of_ranks in given]
+        for own, (_, _, reduction) in zip(found, REDUCTIONS, strict=True):
+            group.all_reduce(own, reduction)
+        return found
+
     with meshes(size, encrypted=encrypted, hosts=HOSTS[hosts]) as made:
-
-        def run(mesh: Mesh) -> Tensor:
-            own = given[mesh.rank].clone()
-            Collectives(mesh, "0", range(size)).all_reduce(own, reduction)
-            return own
-
-        for result in on_all(made, run):
-            assert isinstance(result, Tensor)
-            assert torch.equal(result, expected)
+        results = on_all(made, run)
+    for of_ranks, case, *found in zip(given, REDUCTIONS, *results, strict=True):
+        assert all(torch.equal(own, reduced(of_ranks, case[2])) for own in found), case
 
 
 def test_a_sum_has_the_order_of_the_ranks_and_16_bits_are_rounded_once() -> None:
