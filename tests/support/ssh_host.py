@@ -81,11 +81,6 @@ class SshHost:
         """The name of its network namespace."""
         return self._link.name
 
-    @property
-    def first_pid(self) -> int:
-        """The pid of its first process, as the test sees it."""
-        return self._init().pid
-
     def outside(self, inside: str | Path) -> Path:
         """Return the test's path of a file below /root or /tmp of this host."""
         path = Path(inside)
