@@ -1,7 +1,6 @@
 """Layers by function call: `brew.conv(model, "data", "conv1", 3, 64, kernel=7)`.
 
-A helper takes its defaults from the model's `arg_scope`, then from the `brew.arg_scope` contexts
-around it.
+A helper takes its defaults from the model's `arg_scope`, then from `brew.arg_scope` contexts.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ class Managed:
         """Return a value if one is given, else the innermost context of this kind.
 
         Raises:
-            AssertionError: the value is of a different kind, or there is no context and one is
-                required.
+            AssertionError: the value is of a different kind, or a required context is missing.
         """
         if value is not None:
             assert isinstance(value, cls._kind), (

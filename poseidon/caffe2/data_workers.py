@@ -3,8 +3,7 @@
     coordinator = init_data_input_workers(model, ["data", "label"], fetch, 32,
     input_source_name="train") coordinator.start()
 
-`fetch(worker_id, batch_size)` returns an array for each blob; arrays of any number of rows are cut
-into batches.
+`fetch(worker_id, batch_size)` returns an array for each blob; rows are cut into batches.
 """
 
 from __future__ import annotations

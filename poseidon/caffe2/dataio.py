@@ -1,7 +1,6 @@
 """Readers and writers: objects that add the operators that read or write batches of records.
 
-What they add is safe in several threads at the same time. `queue_util` and `dataset` have
-implementations.
+What they add is safe in several threads. `queue_util` and `dataset` have implementations.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ class ModelTrainerLog:
             expname: the beginning of the file's name.
             runtime_args: what the first line shows.
             external_loggers: what gets the rows too.
-            continued: the log of an earlier run that this one continues; its totals continue (not
-                in Caffe2).
+            continued: the log of an earlier run whose totals this one continues (not in Caffe2).
         """
         self.experiment_id = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
         self.filename = str(continued) if continued else f"{expname}_{self.experiment_id}.log"

@@ -13,8 +13,7 @@ from poseidon.caffe2.rnn_cell import _LSTM
 class GRUCell(_Gated):
     """A gated recurrent unit; `forget_bias` has no effect, and there is one state.
 
-    The reset gate acts on the hidden state before the output gate's layer; the rest is the operator
-    `GRUUnit`.
+    The reset gate acts on the hidden state before the output gate; the rest is `GRUUnit`.
     """
 
     linear_before_reset = False

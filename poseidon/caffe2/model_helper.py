@@ -40,8 +40,7 @@ class ModelHelper:
 
         Args:
             name: of the net; the init net is called `<name>_init`. By default `model`.
-            init_params: whether parameters get fillers; a test model, whose parameters exist, has
-                none.
+            init_params: whether parameters get fillers; a test model's exist already.
             allow_not_known_ops: kept for Caffe2's scripts; every operator is known.
             skip_sparse_optim: whether optimizers leave parameters with sparse gradients alone.
             param_model: a model whose parameters and init net this one shares.

@@ -214,8 +214,7 @@ def init_workers(
     """Make threads that call a function in a loop; `start` of what is returned starts them.
 
     Args:
-        worker_fun: called with the number of the thread. An error that it raises ends all threads
-            of its coordinator.
+        worker_fun: called with the thread's number. Its error ends all threads of the coordinator.
         num_worker_threads: the number of threads.
         worker_name: the name for `stop_coordinator`.
         init_fun: called with the coordinator and the global one, once, before the threads start.

@@ -60,8 +60,7 @@ def normalize_processor_output(output: Any) -> Output:
     """Return what a processor has returned as an `Output`.
 
     Args:
-        output: an `Output`, a record, (record, stop blob), (nets, record, stop blob), nets, or
-            None.
+        output: an `Output`, a record, (record, stop blob), (nets, record, stop blob), nets, None.
     """
     if isinstance(output, Output):
         return output

@@ -50,8 +50,7 @@ def recurrent_net(
         timestep: the step's number, where the step net reads it.
         scope: before the names of the operator's own blobs.
         outputs_with_grads: the outputs that get gradients from outside.
-        recompute_blobs_on_backward: blobs of a step that are not kept for its gradient, but made
-            again.
+        recompute_blobs_on_backward: blobs of a step that its gradient makes again.
         forward_only: whether there is no gradient.
 
     Returns:

@@ -91,8 +91,7 @@ def _LSTM(
         dim_in: D.
         dim_out: the number of units; a list has one number for each layer.
         scope: the scope of its blobs.
-        outputs_with_grads: which outputs of the last layer get gradients: of (h_all, h_last, c_all,
-            c_last).
+        outputs_with_grads: which of the last layer's (h_all, h_last, c_all, c_last) get gradients.
         return_params: whether the names of the parameters are returned too, as the last value.
         memory_optimization: whether the gradient makes the gates of each step again.
         forget_bias: what is added to the forget gate.
@@ -227,12 +226,10 @@ def _with_attention(
     Args:
         cell_class: the cell.
         model: the model.
-        decoder_inputs, decoder_input_lengths: the sequence of shape (T, N, D), and its lengths or
-            None.
+        decoder_inputs, decoder_input_lengths: the sequence (T, N, D), and its lengths or None.
         initial_decoder_hidden_state, initial_decoder_cell_state: the first states.
         initial_attention_weighted_encoder_context: the first context.
-        encoder_output_dim, encoder_outputs, encoder_lengths: outputs of shape (L, N, E), and their
-            lengths or None.
+        encoder_output_dim, encoder_outputs, encoder_lengths: outputs (L, N, E), lengths or None.
         decoder_input_dim, decoder_state_dim: numbers of units.
         scope: the scope of its blobs.
         attention_type: one of `AttentionType`.

@@ -241,8 +241,7 @@ def InitEmptyRecord(net: Any, schema_or_record: Field, enforce_types: bool = Fal
     """Return a record whose blobs a net fills with no rows.
 
     Raises:
-        TypeError: with `enforce_types`, a column has no type that a tensor can have; else it is of
-            32-bit floats.
+        TypeError: with `enforce_types`, a column has no type of a tensor; else it has float32.
     """
     made = schema_or_record if schema_or_record.has_blobs() else NewRecord(net, schema_or_record)
     for dtype, blob in zip(made.field_types(), made.field_blobs(), strict=True):

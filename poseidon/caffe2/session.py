@@ -39,8 +39,7 @@ class Session:
             setup_net_list: nets for sessions that have use for them.
 
         Raises:
-            AssertionError: it was compiled for a different class of sessions, or has a different
-                type of workspace.
+            AssertionError: it was compiled for a different class of sessions or workspaces.
         """
         if isinstance(runnable, CompiledRunnable):
             assert cls == runnable.session_class, (

@@ -319,8 +319,7 @@ class Task(context.Managed):
     def get_step(self) -> Any:
         """Return the step with what runs before, beside and after the task and its instances.
 
-        A task without outputs gets one, as in Caffe2: a zero, made by a net that runs after the
-        task.
+        A task without outputs gets one, as in Caffe2: a zero, by a net that runs after the task.
         """
         if self._step_with_setup is not None:
             return self._step_with_setup

@@ -1,7 +1,6 @@
 """Operators as PyTorch functions: `torch.ops._caffe2.LayerNorm`, as PyTorch once had.
 
-The import of `poseidon.caffe2.workspace` makes them. TorchScript can call them, and gradients flow
-through them.
+`poseidon.caffe2.workspace` makes them. TorchScript can call them, and gradients flow through.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ class NetBuilder(context.Managed):
         """Append a net, a step, a builder or a task group; return it.
 
         Raises:
-            AssertionError: the builder is frozen, or has control operators and cannot have such a
-                child.
+            AssertionError: the builder is frozen, or has control operators and takes no child.
         """
         self._assert_mutable()
         assert (

@@ -34,8 +34,7 @@ class Reader:
         """Return the nets that read a batch, the blob that tells the end, and the batch's blobs.
 
         Args:
-            local_init_net, local_finish_net: nets that run before and after each thread of the
-                task.
+            local_init_net, local_finish_net: nets that run before and after each of the threads.
         """
         net = core.Net("reader_body")
         return ([net], *self.read(net))
@@ -112,8 +111,7 @@ class Writer:
 
         Args:
             fields: its blobs.
-            local_init_net, local_finish_net: nets that run before and after each thread of the
-                task.
+            local_init_net, local_finish_net: nets that run before and after each of the threads.
             stop_blob: a boolean that becomes true where nothing more can be written.
         """
         net = core.Net("write_net")

@@ -104,8 +104,7 @@ class JobRunner:
 
         Args:
             job: the job.
-            checkpoint_manager: saves blobs before the first and behind each epoch; None for no
-                checkpoints.
+            checkpoint_manager: saves blobs before the first and behind each epoch; None for none.
             resume_from_epoch: the epoch whose checkpoint is loaded; `init_group` then does not run.
             upload_task_group_builder: makes the tasks that copy the last checkpoint.
         """

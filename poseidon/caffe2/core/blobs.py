@@ -197,15 +197,13 @@ def CreateOperator(
 
     Args:
         operator_type: the type.
-        inputs, outputs: blobs as names (the current scope is put before them) or references, one or
-            several.
+        inputs, outputs: names (in the current scope) or references of blobs, one or several.
         name: of the operator.
         control_input: blobs that must be made before it runs.
         device_option: where it runs; by default the current device scope.
         arg: ready arguments.
         engine, debug_info: fields of the definition.
-        kwargs: further arguments, those that are None left out; `random_seed` goes to the device
-            option.
+        kwargs: further arguments, None left out; `random_seed` goes to the device option.
 
     Raises:
         TypeError: a blob is neither name nor reference.
@@ -309,10 +307,8 @@ def _RegisterPythonImpl(
 
     Args:
         f: `f(inputs, outputs)`, with the workspace as third argument where `pass_workspace` is set.
-        grad_f: `grad_f(inputs, outputs)`, whose inputs are the inputs of f, its outputs and their
-            gradients.
-        python_func_type: a class made with `f`; its methods `forward` and `backward` are the
-            functions.
+        grad_f: `grad_f(inputs, outputs)`; its inputs are f's, f's outputs and their gradients.
+        python_func_type: a class made with `f`, with the methods `forward` and `backward`.
         pass_workspace: see above.
     """
     if python_func_type is not None:

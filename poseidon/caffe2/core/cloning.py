@@ -96,8 +96,7 @@ class NetCopies:
             remap_funcs: see `Clone`.
 
         Raises:
-            AssertionError: an output is not of this net, or an operator that is needed would make
-                an input.
+            AssertionError: an output is not of this net, or a needed operator would make an input.
         """
         given = _named(inputs)
         wanted = [str(blob) for blob in outputs]

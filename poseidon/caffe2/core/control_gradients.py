@@ -302,8 +302,7 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
 def _iteration(net: NetDef, given: Gradients) -> tuple[list[OperatorDef], Gradients, list[str]]:
     """Return one iteration's gradient operators, gradients, and blobs whose gradients carry over.
 
-    These are the blobs with a given gradient, and those that an iteration changes and a later one
-    uses.
+    These have a given gradient, or an iteration changes them and a later one uses them.
     """
     body = net.op[0]
     changed = list(given)

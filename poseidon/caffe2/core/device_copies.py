@@ -115,10 +115,8 @@ def InjectCrossDeviceCopies(
 
     Args:
         net: the net.
-        blob_to_device: devices of blobs that are there before; the others are taken to be on the
-            CPU.
-        blob_remap: the copies that earlier nets have made, by blob and device; they are used, and
-            new ones are added.
+        blob_to_device: devices of blobs that are there before; the others are on the CPU.
+        blob_remap: the copies that earlier nets made, by blob and device; new ones are added.
         placeHolderOps: types of operators that are copied as they are.
 
     Raises:

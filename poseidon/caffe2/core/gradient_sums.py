@@ -29,8 +29,7 @@ def get_ssa(
         blob_versions: versions before the net, by name; they are brought up to date.
 
     Returns:
-        for each operator its inputs and its outputs as (name, version), and the versions after the
-        net.
+        each operator's inputs and outputs as (name, version), and the versions after the net.
     """
     proto = net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()
     assert isinstance(proto, caffe2_pb2.NetDef)
@@ -133,12 +132,10 @@ class GradientSource:
 
     Attributes:
         gradient: a name, or a GradientSlice.
-        makers: the operators that make it (of indices and values where it is sparse), None where it
-            passes through.
+        makers: the operators that make it (indices and values if sparse); None if passed on.
         places: the index of it among the outputs of each maker.
         device: the device option of the operator that asks for it.
-        local: all gradient operators of the same forward operator; some may work on the gradient in
-            place.
+        local: all gradient operators of one forward operator; some may work in place.
     """
 
     gradient: Any

@@ -99,13 +99,11 @@ class IR:
         """Return the gradient operators, and the gradient of each blob that has one.
 
         Args:
-            ys: the blobs to differentiate: a list, or a dict to their gradients (None: it is made,
-                all ones).
+            ys: the blobs to differentiate: a list, or a dict to their gradients (None: all ones).
 
         Raises:
             TypeError: `ys` is neither.
-            RuntimeError: a gradient needs a version of a blob that was overwritten, or cannot be
-                summed.
+            RuntimeError: a gradient needs an overwritten version of a blob, or cannot be summed.
             Exception: an operator is not differentiable.
         """
         if isinstance(ys, list):
@@ -240,8 +238,7 @@ class IR:
         """Return operators that sum gradients of blobs this operator uses first, and the sums.
 
         Raises:
-            RuntimeError: dense and sparse gradients, or gradients on several devices, come
-                together.
+            RuntimeError: dense and sparse gradients, or gradients on several devices, meet.
         """
         forward, in_versions, _ = self.ssa[fwd_op_idx]
         operators: list[OperatorDef] = []

@@ -102,8 +102,7 @@ class NetBlobs:
         """Declare blobs that the net reads and does not make.
 
         Args:
-            *inputs: names, references, or records: their blobs, or their fields where they have no
-                blobs.
+            *inputs: names, references, or records: their blobs, or without blobs their fields.
 
         Raises:
             DuplicateInputError: one is declared already, or given twice.

@@ -69,8 +69,7 @@ def Parallelize_BMUF(
     and gives g to all replicas.
 
     Args:
-        model_helper_obj, input_builder_fun, forward_pass_builder_fun, param_update_builder_fun: see
-            `Parallelize`.
+        model_helper_obj, input_builder_fun and the other builders: see `Parallelize`.
         block_learning_rate: of the common model.
         block_momentum: of the common model; by default 1 - 1/N for N replicas on all shards.
         devices, rendezvous, net_type: see `Parallelize`.
@@ -81,8 +80,7 @@ def Parallelize_BMUF(
         reset_momentum_sgd: whether the momenta of MomentumSGDUpdate start at 0 in each block.
         warmup_iterations: of `RunWarmup`, after which all replicas get the parameters of the first.
         max_concurrent_distributed_ops: see `Parallelize`.
-        add_blobs_to_sync: names, without the scope of a device, of more blobs that all replicas get
-            from the first.
+        add_blobs_to_sync: names, without device scopes, of more blobs to copy from the first.
         num_threads_per_device, cpu_device, barrier_net_timeout_sec: see `Parallelize`.
 
     Raises:

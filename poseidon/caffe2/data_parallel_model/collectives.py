@@ -286,8 +286,7 @@ def sync(
         init_net: the net that makes the common worlds.
         net: the net that copies.
         names: of the groups.
-        max_concurrent_distributed_ops: the number of common worlds, where the model has none for
-            broadcasts yet.
+        max_concurrent_distributed_ops: the number of common worlds, if the model has none yet.
     """
     rendezvous = model._rendezvous
     if not between_hosts(rendezvous):

@@ -64,8 +64,7 @@ def Parallelize(
     """Build a model on each device with the operators that keep replicas equal, in place.
 
     Args:
-        model_helper_obj: an empty ModelHelper. Parameters that it has already are not
-            data-parallel.
+        model_helper_obj: an empty ModelHelper; parameters that it has are not data-parallel.
         input_builder_fun: adds the inputs; called for each device in its scopes. A
             reader that the devices share is made outside.
         forward_pass_builder_fun: adds the layers and returns the list of losses. It gets the model
@@ -73,24 +72,20 @@ def Parallelize(
         param_update_builder_fun: adds the updates; called for each device in its scopes.
         optimizer_builder_fun: adds the updates of all devices; called once outside scopes. Without
             either the model is for tests: forward only.
-        post_sync_builder_fun: adds what follows the first copies of parameters; called for each
-            device in its scopes.
+        post_sync_builder_fun: adds what follows the first copies; called for each device.
         pre_grad_net_transformer_fun: called once before the gradient operators are added.
         net_transformer_fun: called once behind these with the model, the number of devices, the
             prefix of their scopes and their type.
-        devices: the numbers of the devices; by default all GPUs, or as many as there are
-            processors.
+        devices: the numbers of the devices; by default all GPUs, or one a processor.
         rendezvous: None for one host, else a dict with `kv_handler` (the blob of a store handler),
             `num_shards`, `shard_id` (of this process), `engine` ("GLOO", or "NCCL" between GPUs)
             and, where wanted, `interface` (the network interface or address that the other hosts
             reach).
-        net_type: how the net runs: `dag` overlaps the sums with the backward pass, `simple` does
-            not.
+        net_type: how the net runs: `dag` overlaps sums with the backward pass, `simple` does not.
         broadcast_computed_params: whether all devices of a host get the running means of the first,
             each iteration.
         optimize_gradient_memory: see `OptimizeGradientMemory`, which is to be preferred.
-        dynamic_memory_management: whether blobs are freed after their last use, but
-            `blobs_to_keep`.
+        dynamic_memory_management: whether blobs but `blobs_to_keep` are freed after use.
         blobs_to_keep: names without the scope of a device.
         use_nccl: whether NCCL sums over the GPUs of a host.
         max_concurrent_distributed_ops: collectives between hosts that run at the same time.
@@ -105,8 +100,7 @@ def Parallelize(
             all shards count the same.
 
     Raises:
-        AssertionError: the call is in a device scope, both builders of updates are given, or one
-            returns no losses.
+        AssertionError: in a device scope, with both builders of updates, or without losses.
     """
     check_scope()
     choose_devices(
@@ -234,8 +228,7 @@ def build_replicas(
         The losses of each device, and the parameters that the model had before.
 
     Raises:
-        AssertionError: losses are needed and no list of losses is returned; or a parameter is made
-            twice.
+        AssertionError: losses are needed and no list is returned; or a parameter is made twice.
     """
     old = list(model.params)
 

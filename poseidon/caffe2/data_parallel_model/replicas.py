@@ -66,8 +66,7 @@ def choose_devices(
         shared_model: whether all replicas read one set of parameters.
 
     Raises:
-        AssertionError: the devices are not different numbers from 0 on, or replicas on GPUs cannot
-            share parameters.
+        AssertionError: devices are not different numbers from 0, or GPUs cannot share parameters.
     """
     known = isinstance(model, ModelHelper)
     assert known, f"Expected a ModelHelper, got {type(model).__name__}"

@@ -44,14 +44,12 @@ def set_nets(
 ) -> None:
     """Store the nets of `RunInitNet` and `RunNet`; of several shards they begin with a barrier.
 
-    The barrier lets fast shards wait for slow ones before an epoch, longer than a collective
-    operation may.
+    The barrier lets fast shards wait for slow ones, longer than a collective operation may.
 
     Args:
         model: the model.
         init_nets: run once, in order.
-        nets: run in order; a pair of a net and a number is run so often, whatever `RunNet` asks
-            for.
+        nets: run in order; a pair of a net and a number is run so often, whatever `RunNet` asks.
         barrier_net_timeout_sec: longest time that the barrier waits.
     """
     model._data_parallel_model_init_nets = init_nets

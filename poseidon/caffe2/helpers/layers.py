@@ -167,8 +167,7 @@ def fc(model: Any, *args: Any, **kwargs: Any) -> Any:
     Args:
         model: the model.
         args: blob_in, blob_out, dim_in, dim_out, weight_init, bias_init.
-        kwargs: these by name, `WeightInitializer`, `BiasInitializer`, and arguments of the
-            operator.
+        kwargs: these, `WeightInitializer`, `BiasInitializer`, and arguments of the operator.
     """
     return _fc(model, model.net.FC, *args, **kwargs)
 

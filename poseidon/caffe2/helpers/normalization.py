@@ -93,8 +93,7 @@ def spatial_bn(
 ) -> Any:
     """Add `SpatialBN`: batch normalization over all axes but the channels.
 
-    Parameters `_s`, `_b`; running statistics `_rm`, `_riv` (a variance, despite its name); saved
-    `_sm`, `_siv`.
+    Parameters `_s`, `_b`; running statistics `_rm`, `_riv` (a variance); saved `_sm`, `_siv`.
     """
     blob_out = blob_out or model.net.NextName()
     made = _scale_and_bias(

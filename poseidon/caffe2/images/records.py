@@ -1,7 +1,6 @@
 """Records of labelled images: Caffe2's TensorProtos and Caffe's Datum.
 
-Law: a record of a different format is an error that says what it is and what was expected. (Caffe2
-took zeros for it.)
+Law: a record of a different format is an error that names the expected one. (Caffe2 took zeros.)
 """
 
 from __future__ import annotations

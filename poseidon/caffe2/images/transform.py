@@ -96,8 +96,7 @@ class Transform:
 
         Args:
             image: uint8 (H, W, C) or (H, W).
-            box: the part that its record names, if any; one that does not fit is ignored, as in
-                Caffe2.
+            box: the part that its record names, if any; one that does not fit is ignored.
             random: the image's own random numbers.
         """
         top, left, height, width = box or self.box

@@ -22,8 +22,7 @@ class FC(ModelLayer):
     Args:
         input_record: a column of examples of known shape.
         output_dims: the number of outputs.
-        weight_init, bias_init: (filler, arguments); by default uniform between -1 / sqrt(inputs)
-            and 1 / sqrt(inputs).
+        weight_init, bias_init: (filler, arguments); by default uniform within 1 / sqrt(inputs).
         weight_optim, bias_optim: see `LayerParameter`.
         axis: the first dimension of the inputs that is multiplied; dimensions before it stay.
     """
@@ -173,8 +172,7 @@ class SparseLookup(ModelLayer):
         inner_shape: the shape of a row.
         reducer: Sum, Mean, Max or Sqrt (the sum over the root of the number of ids);
             WeightedSum, by the scores; None: rows stay, one for each id.
-        weight_init: (filler, arguments); by default uniform between -1 / sqrt(rows) and
-            1 / sqrt(rows).
+        weight_init: (filler, arguments); by default uniform within 1 / sqrt(rows) of 0.
         weight_optim: see `LayerParameter`.
     """
 

@@ -261,13 +261,11 @@ def estimate_memory_usage(
 ) -> tuple[int, int, dict[str, int]]:
     """Return bytes that nets allocate on a device: total, peak, and by type of operator.
 
-    Operators count in their order. A blob that `Free` or `Alias` names is free from then on; others
-    stay.
+    Operators count in their order. A name in `Free` or `Alias` is free from then on; others stay.
 
     Args:
         protos: NetDefs, in the order in which they run.
-        shapes, types: of the blobs, as `InferShapesAndTypes` gives them; others count as 0, with a
-            warning.
+        shapes, types: the blobs', of `InferShapesAndTypes`; others count as 0, with a warning.
         devicescope: the device; operators of others do not count.
     """
 

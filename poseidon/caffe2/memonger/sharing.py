@@ -89,8 +89,7 @@ def optimize_inference_for_dag(net: Any, input_blobs: Iterable[Any], namescope: 
         namescope: prefix of the names.
 
     Raises:
-        AssertionError: the net has gradient operators, or reads a blob that is neither made nor an
-            external input.
+        AssertionError: the net has gradient operators, or reads a blob of unknown origin.
     """
     begin = time.time()
     proto = net.Proto()
@@ -201,8 +200,7 @@ class _Sharing:
             shareable: the blobs that may share.
             dont_share: blobs that may not.
             shapes: by name.
-            before: for each operator those that have run before it, as bits; by default what its
-                dependencies say.
+            before: for each operator the earlier ones, as bits; by default its dependencies.
 
         Raises:
             RuntimeError: an operator is used in a way that its schema forbids.

@@ -81,8 +81,7 @@ def update_initializer(
 
     Args:
         initializer_class: its class; `Initializer` where it is None.
-        operator_name_and_kwargs: the filler and its arguments; the default where it is None. More
-            elements are ignored.
+        operator_name_and_kwargs: the filler and its arguments; None: the default. More are ignored.
         default_operator_name_and_kwargs: the default filler.
     """
     name, arguments, *_ = operator_name_and_kwargs or default_operator_name_and_kwargs

@@ -48,8 +48,7 @@ class Caffe2Frontend:
 
         Raises:
             DefinitionError: operators have no form in ONNX, or do not run.
-            UsageError: `value_info` names no input or one that is not there, or `onnx` is not
-                installed.
+            UsageError: `value_info` names no input or a missing one, or `onnx` is not installed.
         """
         net, workspace = _definition(predict_net), Workspace()
         if init_net is not None:

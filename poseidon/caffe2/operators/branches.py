@@ -28,8 +28,7 @@ class InnerWorkspace:
         owner: the operator that made it.
         workspace: its blobs; outside ones are there under their inner names.
         nets: the forward net, and the nets of gradients.
-        copies: for each outside blob that is kept, a blob with the value that it had at the end of
-            the run.
+        copies: for each kept outside blob, a blob with the value at the end of the run.
     """
 
     owner: Do

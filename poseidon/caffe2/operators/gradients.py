@@ -104,8 +104,7 @@ class GradientMaker:
             kind: its type.
             inputs, outputs: names of blobs.
             arguments: arguments of its own.
-            copy: whether it has the arguments of the forward operator too: by default where it has
-                none of its own.
+            copy: whether it has the forward operator's arguments too: by default if it has none.
         """
         made = OperatorDef(type=kind, name="", input=inputs, output=outputs, is_gradient_op=True)
         for name, value in (arguments or {}).items():

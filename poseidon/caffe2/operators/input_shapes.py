@@ -2,11 +2,9 @@
 
 Commas divide the inputs, spaces the dimensions of one:
 
-* a letter is a size, the same one wherever the letter stands; `4D` is four times D, a number is
-  itself;
+* a letter is a size, the same wherever the letter stands; `4D` is four times D, a number itself;
 * `_` is any size;
-* `*S` is any number of dimensions, the same ones wherever it stands; `*` is any number of
-  dimensions;
+* `*S` is any number of dimensions, the same wherever it stands; `*` is any number of dimensions;
 * `one` is a single value in a tensor of any shape;
 * `?` is any shape;
 * `...` at the end: further inputs are like the first ones, in their order.

@@ -116,8 +116,7 @@ class Context:
         definition: the operator's definition.
         device: the device of its outputs; the meta device in shape inference.
         workspace: the workspace that it runs in, a `runtime.Workspace`.
-        generator: random numbers of its own where the device option gives a seed, else None
-            (torch's).
+        generator: random numbers of its own if the device option gives a seed, else None.
     """
 
     definition: OperatorDef
@@ -256,10 +255,8 @@ def operator(
         names: one name, or several of the same operator (`Conv`, `Conv2D`).
         gradient: a rule, or None where the operator is not differentiable.
         inputs, outputs: the least and the largest number, where the signature does not give them.
-        blobs: whether it is called with its blobs, not with their values; any number of these by
-            default.
-        plain: torch's function that does the same where a definition gives none of the arguments:
-            one call less.
+        blobs: whether it is called with any number of blobs, not with their values.
+        plain: torch's function that does the same without arguments: one call less.
         start: the function that starts it without waiting for its result.
         shapes: those that its inputs must have.
         expected: those that name the wrong input after a failure; by default `shapes`.

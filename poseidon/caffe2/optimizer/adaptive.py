@@ -168,13 +168,11 @@ class AdamOptimizer(AlphaOptimizer):
             policy: see the operator `LearningRate`; its arguments are `kwargs`.
             use_lr_adaption: whether the learning rate follows the gradients (Baydin et al., 2018),
                 by `lr_alpha`, normalized or not.
-            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse
-                gradient.
+            sparse_dedup_aggregator: `sum` or `mean` of a sparse gradient's values of one index.
             rowWise: whether a row of a sparse parameter has one second moment.
             engine: of the operators.
             enableRAdam: whether sparse updates follow RAdam (Liu et al., 2020).
-            use_smart_decay: whether sparse updates decay the moments by the steps that a row was
-                left out.
+            use_smart_decay: whether sparse updates decay the moments by a row's missed steps.
         """
         super().__init__(alpha, policy, kwargs)
         for name, value in (

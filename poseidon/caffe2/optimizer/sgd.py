@@ -29,8 +29,7 @@ class SgdOptimizer(Optimizer):
             policy: see the operator `LearningRate`; its arguments are `kwargs`.
             momentum: 0 for none.
             nesterov: whether the momentum is Nesterov's.
-            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse
-                gradient.
+            sparse_dedup_aggregator: `sum` or `mean` of a sparse gradient's values of one index.
             lars: the offset of LARS, None for none.
         """
         super().__init__()
@@ -235,8 +234,7 @@ class AdagradOptimizer(AlphaOptimizer):
             decay: of the sum of squares at each step.
             weight_decay: of the parameters that have more than one dimension.
             policy: see the operator `LearningRate`; its arguments are `kwargs`.
-            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse
-                gradient.
+            sparse_dedup_aggregator: `sum` or `mean` of a sparse gradient's values of one index.
             rowWise: whether a row of a sparse parameter has one sum.
             engine: of the operators.
             lars: the offset of LARS, None for none.

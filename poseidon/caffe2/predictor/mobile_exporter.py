@@ -48,8 +48,7 @@ def add_tensor(net: Any, name: str, blob: np.ndarray) -> None:
 def Export(workspace: Any, net: Any, params: Iterable[Any]) -> tuple[Any, Any]:
     """Return the NetDefs that make parameters and predict, for files and for `Predictor`.
 
-    The inputs of the second are first in its external inputs. The first fills them with a zero, so
-    that they exist.
+    The second's inputs are first in its external inputs; the first fills them with zeros.
 
     Args:
         workspace: the module `workspace`, or what has its `FetchBlob`.

@@ -83,8 +83,7 @@ class RNNCell:
             the output of all steps, and for each state its values of all steps and the last one.
 
         Raises:
-            Exception: there are neither first states nor an initializer, or not as many as the cell
-                has.
+            Exception: there are neither first states nor an initializer, or too many or too few.
         """
         if initial_states is None:
             if self.initializer is None:

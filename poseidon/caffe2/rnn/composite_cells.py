@@ -106,8 +106,7 @@ class MultiRNNCell(RNNCell):
 
         Args:
             cells: from the input to the output.
-            residual_output_layers: layers whose input is added to their output; layer 0 cannot be
-                one.
+            residual_output_layers: layers whose input is added to their output; not layer 0.
             kwargs: see `RNNCell`.
         """
         super().__init__(**kwargs)

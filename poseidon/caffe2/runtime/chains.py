@@ -101,8 +101,7 @@ def dependencies(
 ) -> list[set[int]]:
     """Return each operator's predecessors: makers of what it reads, readers of what it writes.
 
-    Control inputs between operators that are started are left out: these are started in order
-    anyway.
+    Control inputs between operators that are started are left out: they start in order anyway.
 
     Args:
         operators: of a net.

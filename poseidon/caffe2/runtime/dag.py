@@ -174,8 +174,7 @@ class ChainRun:
             chains: the plan.
             run: runs the operator of an index.
             starts: starts operators and waits for them, where the plan has such parts.
-            most_computing: how many threads compute at the same time; those that wait are not
-                counted.
+            most_computing: how many threads compute at the same time; waiting ones do not count.
         """
         self._chains = chains
         self._run = run

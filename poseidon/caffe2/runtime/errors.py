@@ -111,8 +111,7 @@ def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
 def is_own(error: BaseException) -> bool:
     """Return whether this package's `raise` raised an error: its text is for users.
 
-    Others come from an operation of torch, NumPy or Python that got values which it cannot compute
-    with.
+    Others come from torch, NumPy or Python, given values that they cannot compute with.
     """
     trace = error.__traceback__
     if trace is None:

@@ -45,8 +45,7 @@ class Net:
         steps: one call for each operator, which waits for its result.
         starts: what starts the operators that wait for other machines, by index.
         threads: how many run it.
-        computing: how many of them compute at the same time, at most; others wait for other
-            machines.
+        computing: how many of them compute at the same time, at most; others wait for machines.
         chains: the plan of a net that runs on threads.
         nodes: the order of the parts of a net on one thread that has `starts`.
         last_starts: the operators at which a group that is started together ends.
@@ -57,8 +56,7 @@ class Net:
 
         Args:
             definition: the net.
-            workspace: a `runtime.Workspace`; it must have the blobs that the net reads and does not
-                make.
+            workspace: a `runtime.Workspace` with the blobs that the net reads and does not make.
 
         Raises:
             RuntimeError: the type of the net or an operator is unknown, or an operator is wrongly
@@ -272,8 +270,7 @@ def failure(
 ) -> Exception:
     """Return a failed operator's error: it names the net, the blobs and their shapes.
 
-    Errors of Python functions, of inner nets and of jobs (one sentence for the user) stay as they
-    are.
+    Errors of Python functions, inner nets and jobs (one sentence for the user) stay as they are.
     """
     if (
         place_of(error) is not None

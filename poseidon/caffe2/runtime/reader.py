@@ -186,8 +186,7 @@ class Consumer:
 
     Args:
         size: the records of a batch.
-        reader: what the input holds when the operator is made; a place is taken at once where that
-            is a reader.
+        reader: what the input holds when the operator is made; a reader's place is taken at once.
     """
 
     def __init__(self, size: int, reader: object) -> None:

@@ -260,8 +260,7 @@ def deserialize(proto: BlobProto, into: Any = None) -> Any:
         into: the value of the blob's earlier messages: a chunk of a tensor is written into it.
 
     Raises:
-        RuntimeError: the message holds no tensor, no string, no mutex and no object that has a
-            reader.
+        RuntimeError: the message holds no tensor, string, mutex or object that has a reader.
     """
     if proto.type in READERS:
         return READERS[proto.type](proto)

@@ -68,8 +68,7 @@ class Buckets:
         Args:
             world: of the shards.
             tensors: of one shape and type, on any devices; they may change afterwards.
-            owned: whether the first tensor may be overwritten: a copy of a large one takes longer
-                than to send it.
+            owned: whether the first tensor may be overwritten: copying a large one takes longer.
         """
         world = self._first_like(world)
         size = tensors[0].numel() * tensors[0].element_size()

@@ -29,8 +29,7 @@ TIMEOUT_S = 30.0
 class CommonWorld:
     """A group of all shards of a run; see the docstring of the module.
 
-    Tensors may be on any device: those on GPUs pass through the memory of the host; sums go by NCCL
-    with that engine.
+    Tensors may be on any device: those on GPUs pass through the host, unless NCCL sums them.
 
     Args:
         handler: of the store; None where there is one shard only.
@@ -38,8 +37,7 @@ class CommonWorld:
         rank: this shard's number.
         size: the number of shards.
         timeout_s: longest time that an operation waits.
-        interface: the network interface, or address, that the other hosts reach; empty: the
-            default.
+        interface: the network interface, or address, that other hosts reach; empty: default.
         engine: `GLOO` or `NCCL`.
 
     Raises:

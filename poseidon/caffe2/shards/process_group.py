@@ -47,8 +47,7 @@ class Rendezvous:
     """Where the processes of groups find each other: torch's key-value store on the host of rank 0.
 
     Args:
-        address: `address` of rank 0's rendezvous, `tcp://host:port`; empty on rank 0, which listens
-            on a free port.
+        address: `address` of rank 0's rendezvous, `tcp://host:port`; empty on rank 0: a free port.
 
     Attributes:
         address: where rank 0 listens.

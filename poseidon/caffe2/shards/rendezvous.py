@@ -111,8 +111,7 @@ def join(
 
     Raises:
         UsageError: the number of this shard is out of range.
-        JobError: the run id was used before, two shards have one number, a shard does not come, or
-            cannot be reached.
+        JobError: the run id is used, two shards have one number, or a shard cannot be reached.
     """
     if not 0 <= shard < shards:
         raise UsageError(

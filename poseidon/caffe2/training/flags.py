@@ -193,8 +193,7 @@ def plan_of(
 
     Args:
         args: the flags.
-        workers, rank: of the job that has started this process; with more than one these are the
-            shards.
+        workers, rank: of the job that started this process; more than one worker are the shards.
         gpu: the GPU that the job has given this process; None: none.
 
     Raises:

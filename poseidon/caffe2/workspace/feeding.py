@@ -59,8 +59,7 @@ def FeedBlob(name: Any, arr: Any, device_option: caffe2_pb2.DeviceOption | None 
 
     Args:
         name: the blob; it is made where there is none.
-        arr: a numpy array (it is copied), a torch tensor (it is shared on the same device), a
-            TensorProto, a string.
+        arr: a numpy array (copied), a torch tensor (shared on its device), a TensorProto, a string.
         device_option: where the tensor lies; by default the current device scope.
 
     Raises:

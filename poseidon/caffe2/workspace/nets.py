@@ -132,8 +132,7 @@ def CreateNet(net: Any, overwrite: bool = False, input_blobs: Iterable[Any] | No
         input_blobs: blobs to create, empty, before.
 
     Raises:
-        RuntimeError: there is a net of this name, or an operator cannot be made; the message names
-            the operator.
+        RuntimeError: the name is taken, or the operator that the message names cannot be made.
     """
     for name in input_blobs or ():
         current().create(StringifyBlobName(name))
@@ -158,8 +157,7 @@ def RunNet(name: Any, num_iter: int = 1, allow_fail: bool = False) -> bool:
         allow_fail: whether a failure gives False instead of an error.
 
     Raises:
-        RuntimeError: there is no such net, or an operator has failed; the message names the
-            operator.
+        RuntimeError: there is no such net, or the operator that the message names has failed.
     """
     net = current().nets.get(StringifyNetName(name))
     if net is None:
@@ -259,8 +257,7 @@ class Predictor:
 
         Raises:
             TypeError: the inputs are one array, not a list of arrays.
-            RuntimeError: there are more inputs than the net has or others, or an operator has
-                failed.
+            RuntimeError: there are more inputs than the net has, or others; an operator failed.
         """
         if isinstance(inputs, (np.ndarray, torch.Tensor)):
             raise TypeError(

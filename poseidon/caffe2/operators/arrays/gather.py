@@ -231,8 +231,7 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
     Args:
         indices: the row of each value, in any shape.
         values: one for each index: their shapes begin with the shape of the indices.
-        like: a tensor with the first dimension of the result; by default the largest index
-            decides.
+        like: a tensor with the first dimension of the result; by default the largest index's.
     """
     if values.shape[: indices.dim()] != indices.shape:
         wanted = ", ".join([*map(str, indices.shape), "..."])
@@ -276,8 +275,7 @@ def sparse_to_dense_mask(
         indices: the indices of all examples, one example behind the other.
         values: one for each index.
         default: the value of indices that an example does not have.
-        lengths: how many indices each example has; without it there is one example, and no first
-            dimension.
+        lengths: how many indices each example has; by default one example, no first dimension.
         mask: the indices that are wanted.
         return_presence_mask: whether there is a second output.
     """

@@ -122,8 +122,7 @@ def split_by_lengths(
 ) -> tuple[Any, ...]:
     """Return x cut along an axis, by default the channels, into equally many of the lengths.
 
-    With `use_scaling_lengths` the lengths are shares: they are multiplied so that they fill the
-    axis.
+    With `use_scaling_lengths` the lengths are shares: they are scaled to fill the axis.
 
     Raises:
         ValueError: the lengths do not fit the outputs or the axis.
@@ -236,14 +235,12 @@ def sequence_mask(
 class GatherRangesToDense:
     """A matrix for each range of an example: rows of its length, 0 where it is empty or differs.
 
-    It counts the empty ranges and the ranges of a different length over all runs, and stops where
-    they are too many.
+    It counts the empty ranges and those of a different length over all runs, and limits them.
 
     Args:
         lengths: the width of each output.
         min_observation: the ranges of an output below which a share is taken of this number.
-        max_mismatched_ratio, max_empty_ratio: the largest legal shares of such ranges; from 1 on
-            nothing is checked.
+        max_mismatched_ratio, max_empty_ratio: the largest shares of such ranges; from 1 on any.
     """
 
     def __init__(
@@ -265,13 +262,11 @@ class GatherRangesToDense:
 
         Args:
             x: a vector.
-            ranges: (start, length) of shape (examples, ranges, 2); a length is the argument's,
-                or 0.
+            ranges: (start, length), shape (examples, ranges, 2); a length is the argument's, or 0.
             key: numbers by which the entries of a range are sorted.
 
         Raises:
-            ValueError: `ranges` has not one range for each output, or too many are empty or of
-                a different length.
+            ValueError: `ranges` is not one a column, or too many are empty or of different length.
         """
         if ranges.shape[1] != len(self.lengths):
             raise ValueError(f"{ranges.shape[1]} ranges are given for {len(self.lengths)} outputs")

@@ -255,8 +255,7 @@ class _Local:
 
         Args:
             x: images.
-            w: (output sizes, outputs, inputs of a group, kernel sizes); the inputs are last in the
-                order NHWC.
+            w: (output sizes, outputs, a group's inputs, kernel sizes); inputs are last in NHWC.
             b: (output sizes, outputs).
         """
         count = x.dim() - 2

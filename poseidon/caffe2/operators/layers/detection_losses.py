@@ -286,8 +286,7 @@ def softmax_focal_loss(
 
     Args:
         x: logits, N x (anchors num_classes) x H x W.
-        labels: N x anchors x H x W: 0 to num_classes - 1, where 0 is the background, -1 to ignore
-            a place.
+        labels: N x anchors x H x W: 0 (background) to num_classes - 1, -1 to ignore a place.
         count: what the sum is divided by, at least 1.
         focal: its arguments.
         num_classes: with the background.

@@ -38,8 +38,7 @@ def _parsed(message: Any, text: bytes, argument: str) -> Any:
 class _Paths:
     """The paths of the labels of a batch, and where their intermediate values lie.
 
-    The intermediate values of an example are, for each node of its path, the outputs of the layer
-    and their softmax.
+    An example's intermediate values are, for each node of its path, outputs and softmax.
     """
 
     def __init__(self, hierarchy: bytes, labels: Tensor) -> None:

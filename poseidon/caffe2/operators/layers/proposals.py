@@ -18,8 +18,7 @@ def overlaps(box: Tensor, others: Tensor, one: float) -> Tensor:
     Args:
         box: x1, y1, x2, y2.
         others: rows of the same.
-        one: what is added to differences of corners: 1 where a box from x1 to x2 has x2 - x1 + 1
-            pixels.
+        one: what is added to differences of corners: 1 where a box has x2 - x1 + 1 pixels.
     """
     wide = (torch.minimum(box[2], others[:, 2]) - torch.maximum(box[0], others[:, 0]) + one).clamp(
         min=0
@@ -198,13 +197,11 @@ def generate_proposals(
 
     Args:
         scores: (images, anchors, height, width).
-        deltas: (images, 4 x anchors, height, width): differences of centre and size; see
-            `BBoxTransform`.
+        deltas: (images, 4 x anchors, height, width): differences as in `BBoxTransform`.
         info: (images, 3): height, width and scale.
         anchors: (anchors, 4): boxes of the first place.
         spatial_scale: places by pixel.
-        pre_nms_topN, post_nms_topN: how many boxes of an image are kept before and after
-            suppression.
+        pre_nms_topN, post_nms_topN: how many boxes an image keeps before and after suppression.
         nms_thresh: the largest overlap of two boxes.
         min_size: the least width and height, in pixels of the original image.
         legacy_plus_one: see `overlaps`.

@@ -178,8 +178,7 @@ def ctc_greedy_decoder(
 ) -> tuple[Tensor, Tensor]:
     """Return the number of labels of each example, and the labels of all, int32.
 
-    The best label of each step counts, but for blanks and, with `merge_repeated`, for one that the
-    step before has too.
+    Each step's best label counts, except blanks and, with `merge_repeated`, repeats.
 
     Args:
         scores: (steps, examples, labels).

@@ -94,13 +94,11 @@ def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
 
     Args:
         x: (examples, columns).
-        table: rows of value and percentile, ordered by value, of all columns, one column behind
-            the other.
+        table: rows of value and percentile, ordered by value, column behind column.
         lengths: the number of rows of each column.
 
     Raises:
-        ValueError: there is not one length for each column, or they do not add up to the rows of
-            the table.
+        ValueError: the lengths are not one a column, or do not add up to the table's rows.
     """
     sizes = lengths.tolist()
     if len(sizes) != x.shape[1] or sum(sizes) != len(table) or min(sizes, default=1) < 1:
@@ -146,13 +144,11 @@ def bisect_percentile(
         x: (examples, columns).
         percentile_raw: the known values of each column in order, one column behind the other.
         percentile_mapping: the percentile of each known value.
-        percentile_lower, percentile_upper: the percentiles in which each known value begins and
-            ends.
+        percentile_lower, percentile_upper: the percentiles where each known value begins and ends.
         lengths: the number of known values of each column.
 
     Raises:
-        ValueError: there is not one length for each column, or they do not add up to the known
-            values.
+        ValueError: the lengths are not one a column, or do not add up to the known values.
     """
     given = (percentile_raw, percentile_mapping, percentile_lower, percentile_upper)
     if (
@@ -304,8 +300,7 @@ def self_binning_histogram(
         inputs: the values.
         num_bins: the number of bins.
         bin_spacing: "linear", or "logarithmic" for edges that grow by a factor.
-        logspace_start: the least first edge of logarithmic bins; smaller values are in the first
-            bin.
+        logspace_start: the least first edge of logarithmic bins; the first bin has smaller values.
         abs: whether magnitudes are counted.
 
     Raises:

@@ -95,8 +95,7 @@ def pack_segments(
         lengths: the number of rows of x of each segment.
         x: numbers or strings; the rows of all segments, one behind the other.
         pad_minf: whether the rest is filled with -inf in the place of 0.
-        max_length: the length of the rows; by default the longest segment's. Longer segments are
-            cut.
+        max_length: the length of the rows; by default the longest segment's. Longer ones are cut.
         return_presence_mask: whether there is a second output.
     """
     width = max_length if max_length >= 0 else int(lengths.max()) if lengths.numel() else 0

@@ -199,8 +199,7 @@ def add_padding(
         x: the rows of all segments.
         lengths: the number of rows of each segment; without it there is one segment.
         start, end: the rows that are added, zeros by default; `end` is `start` by default.
-        padding_width, end_padding_width: how many are added; at the end as many as at the start by
-            default.
+        padding_width, end_padding_width: how many are added; by default both are equal.
     """
     before, behind = _widths(padding_width, end_padding_width)
     sizes = _lengths(x, lengths)

@@ -1,10 +1,8 @@
 """Rows of numbers of 2, 4 or 8 bits with a scale and a bias for each row, and sums over them.
 
-A fused row has its scale and bias, as bytes, behind its numbers; otherwise they are a tensor of
-shape (rows, 2).
+A fused row has scale and bias behind its numbers, as bytes; else a tensor (rows, 2) has them.
 
-Rows of 2-bit and 4-bit numbers with a scale and a bias for each row, and sums over rows of
-which some are pruned.
+Rows of 2-bit and 4-bit numbers with a scale and a bias each, and sums over unpruned rows.
 
 A fused row has several numbers in a byte, the first in the lowest bits, and behind them its scale
 and bias as 16-bit floats. The largest and the least value of a row give both; the engine GREEDY of

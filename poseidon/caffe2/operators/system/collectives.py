@@ -225,8 +225,7 @@ def reduce(world: CommonWorld, x: Tensor, *, context: Context, root: int = 0) ->
 def all_gather(world: CommonWorld, *tensors: Tensor, context: Context) -> Tensor:
     """Return the tensors of all shards one after the other along the first dimension, by rank.
 
-    Their sizes in that dimension may differ. The result's shape depends on the other shards, so it
-    is not inferred.
+    Their sizes there may differ. The result's shape depends on the shards: it is not inferred.
     """
     return world.all_gather(tensors)
 

@@ -290,12 +290,10 @@ def create_db(
     """Return a reader of a database, or of one shard of it.
 
     Args:
-        context: the random numbers of the operators that read there come from its seed, else from
-            torch's generator.
+        context: its seed, else torch's generator, gives the random numbers of reads.
         db, db_type: the database.
         num_shards, shard_id: the shard.
-        shard_sizes: the records of each shard in a global batch, where shards are of unequal size
-            (not in Caffe2).
+        shard_sizes: each shard's records in a global batch, if these differ (not in Caffe2).
         skip: the records of the shard that an earlier run has read (not in Caffe2).
     """
     if context.device.type == "meta":
@@ -324,8 +322,7 @@ class TensorProtosDBInput:
         """Return the outputs.
 
         Raises:
-            RuntimeError: a record differs from the rest in its format, number of tensors, or
-                shapes.
+            RuntimeError: a record differs from the rest in format, number of tensors, or shapes.
         """
         rows = [self._row(reader, record) for record in self._consumer.take(reader)]
         if self.batch_size == 0:

@@ -64,8 +64,7 @@ class TreeCursor:
         """Return the number of rows of each domain.
 
         Raises:
-            RuntimeError: the columns of a domain differ in their number of rows, or from the sum of
-                the lengths.
+            RuntimeError: a domain's columns differ in their rows, or from the lengths' sum.
         """
         if len(columns) != len(self.fields):
             raise EnforceNotMet(
@@ -349,13 +348,11 @@ def unpack_records(packed: Any, *prototypes: Any, fields: list[str]) -> list[Any
 
     Args:
         packed: the records.
-        prototypes: tensors with the types and shapes of the columns, needed where there are no
-            records.
+        prototypes: tensors with the columns' types and shapes, needed where there are no records.
         fields: the names of the columns.
 
     Raises:
-        RuntimeError: there are neither records nor prototypes, or they have a different number of
-            columns.
+        RuntimeError: there are neither records nor prototypes, or their numbers of columns differ.
     """
     for number, value in enumerate(prototypes):
         if not value.ndim:

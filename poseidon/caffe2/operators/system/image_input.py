@@ -142,8 +142,7 @@ class ImageInput:
         """Return the next batch, and have the one behind it decoded.
 
         Raises:
-            RuntimeError: a record has a different format; the message names database, key and what
-                was expected.
+            RuntimeError: a record has a different format; names database, key and the expected one.
         """
         if self.context.device.type == "meta":
             return self._shapes()

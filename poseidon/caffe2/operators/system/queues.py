@@ -1,7 +1,6 @@
 """Queues of blobs between threads: each entry is a value for each of the queue's blobs.
 
-A rebatching queue takes batches apart: its entries are single examples, and a dequeue joins as many
-as it asks for.
+A rebatching queue has single examples as entries; a dequeue joins as many as it asks for.
 """
 
 from __future__ import annotations
@@ -223,8 +222,7 @@ class WeightedSampleDequeueBlobs:
         weights: of the queues. table_idx_blob: the index of the output that gets the number of the
         queue in place of its value; -1 for none.
 
-    The last output tells whether the queue that was drawn is closed and empty, so that nothing was
-    taken.
+    The last output tells whether the drawn queue is closed and empty: nothing was taken.
     """
 
     def __init__(self, *, context: Context, weights: list[float], table_idx_blob: int = -1) -> None:
@@ -259,8 +257,7 @@ class QueueCursor:
 
         Args:
             queue: the queue.
-            key, value: the index of the blob with the key of a record, -1 for none, and of the one
-                with its value.
+            key, value: the indices of the blobs with a record's key (-1 for none) and its value.
             timeout_s: seconds that a read waits for an entry, None for no limit.
         """
         self.position = 0

@@ -194,8 +194,7 @@ def text_file_reader_read(reader: Any, *, context: Context, batch_size: int = 1)
     """Return the next rows of a reader, a tensor for each field; empty ones at the end.
 
     Raises:
-        RuntimeError: the input is not a reader, or its number of fields differs from the operator's
-            number of outputs.
+        RuntimeError: the input is not a reader, or its fields are not as many as the outputs.
     """
     if not isinstance(reader, TextFileReader):
         raise EnforceNotMet("The input is not a text file reader; CreateTextFileReader makes one")

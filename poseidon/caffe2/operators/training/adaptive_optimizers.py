@@ -166,16 +166,14 @@ def yellow_fin(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the first eight inputs after a step of momentum SGD and of the tuner.
 
-    The step uses the old averages of rate and momentum. From the second iteration on they follow
-    the tuner.
+    The step uses the old averages of rate and momentum; from iteration 2 on these are tuned.
 
     Args:
         w, m, g: parameter, momentum and gradient.
         rate, mu: averages of learning rate and momentum, one number each.
         window: logarithms of the last `curv_win_width` squared norms of the gradient.
         g_average, squares_average: averages of the gradient and of its square.
-        memory: averages of norm, squared norm, smallest and largest of the window, distance to the
-            optimum.
+        memory: averages of norm, squared norm, the window's least and largest, optimum's distance.
         iteration: the counter, from 1.
         beta: the decay of the averages.
         curv_win_width: the length of the window.
