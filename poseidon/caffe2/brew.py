@@ -79,9 +79,7 @@ def arg_scope(single_helper_or_list: Any, **kwargs: Any) -> AbstractContextManag
         else [single_helper_or_list]
     )
     for helper in helpers:
-        assert callable(helper), (
-            f"arg_scope: expected helper functions, such as brew.conv, found {helper!r}"
-        )
+        assert callable(helper), f"arg_scope: expected helpers, such as brew.conv, found {helper!r}"
         assert has_helper(helper), f"Helper {helper.__name__} is not registered."
     return scoped([helper.__name__ for helper in helpers], kwargs)
 

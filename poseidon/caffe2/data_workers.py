@@ -149,9 +149,7 @@ class _Batches:
             return [list(arrays)]
         rows = {array.shape[axis] for array, axis in zip(arrays, self._columns, strict=True)}
         if len(rows) != 1:
-            raise ValueError(
-                f"a fetcher gave arrays of {sorted(rows)} rows; one number is expected"
-            )
+            raise ValueError(f"a fetcher gave arrays of {sorted(rows)} rows: expected one number")
         with self._lock:
             joined = [
                 np.concatenate(pair, axis=axis)

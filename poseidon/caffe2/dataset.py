@@ -92,9 +92,7 @@ class _DatasetRandomReader(_CursorReader):
             batch_size: records in a batch; whole batches are shuffled in the end.
         """
         names = self.dataset.field_names()
-        assert not sort_by_field or sort_by_field in names, (
-            f"{sort_by_field} is none of the fields {names}"
-        )
+        assert not sort_by_field or sort_by_field in names, f"{sort_by_field} is not in {names}"
         self.reset(net)
         self.indices = net.SortAndShuffle(
             [self.cursor, *self.dataset.content().field_blobs()],
@@ -154,9 +152,7 @@ class Dataset:
             fields: a record, or the names of columns.
             name: before the names of what belongs to it; by default "dataset".
         """
-        assert isinstance(fields, (list, Struct)), (
-            "fields must be either a Struct or a list of raw field names."
-        )
+        assert isinstance(fields, (list, Struct)), "fields must be a Struct or a list of names"
         if isinstance(fields, list):
             fields = from_column_list(fields)
         self.schema = fields

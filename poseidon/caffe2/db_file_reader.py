@@ -42,9 +42,7 @@ class DBFileReader(Reader):
         """
         assert db_path is not None, "db_path can't be None."
         known = C.registered_dbs()
-        assert db_type in known, (
-            f"db_type [{db_type}] is not available. \nChoose one of these: {known}."
-        )
+        assert db_type in known, f"db_type [{db_type}] is not available; choose one of {known}."
         self.db_path = str(expanded(db_path))
         self.db_type = db_type
         self.name = name or f"{self._extract_db_name_from_db_path()}_{self.default_name_suffix}"

@@ -215,12 +215,8 @@ class LayerModelHelper(ModelHelper):
                 continue
             grad = grad_map.get(param)
             if optimizer is None:
-                raise ValueError(
-                    f"the parameter {param} has no optimizer; set model.default_optimizer"
-                )
+                raise ValueError(f"{param} has no optimizer; set model.default_optimizer")
             if grad is None:
-                raise ValueError(
-                    f"the parameter {param} has no gradient; give it the optimizer model.NoOptim"
-                )
+                raise ValueError(f"{param} has no gradient; give it the optimizer model.NoOptim")
             with core.DeviceScope(get_param_device(param, grad, blob_to_device)):
                 optimizer(train_net, train_init_net, param, grad)

@@ -103,10 +103,7 @@ class ModelHelper:
             TypeError: the name is neither string nor reference, or the initializer is not one.
         """
         if not hasattr(initializer, "create_param"):
-            raise TypeError(
-                "create_param: expected an Initializer('ConstantFill') or its like, found "
-                f"{initializer!r}"
-            )
+            raise TypeError(f"create_param: expected an Initializer, found {initializer!r}")
         if isinstance(param_name, core.BlobReference):
             name = str(param_name)
         elif isinstance(param_name, str):
@@ -149,9 +146,7 @@ class ModelHelper:
 
     def AddParameter(self, param: Any, tags: Any = None) -> None:
         """Add a blob to the parameters, or to the computed ones, by its tags."""
-        assert isinstance(param, core.BlobReference), (
-            f"Expected a BlobReference, got {type(param).__name__}"
-        )
+        assert isinstance(param, core.BlobReference), f"expected a BlobReference, got {param!r}"
         tags = self._normalize_tags(tags)
         (self._computed_params if ParameterTags.COMPUTED_PARAM in tags else self.params).append(
             param

@@ -137,9 +137,7 @@ class Graph:
             content = NeuralNetOperator(content.type)
             content.definition = definition
         if not isinstance(content, NeuralNetOperator | NeuralNetData):
-            raise TypeError(
-                f"a node is an Operator, a Data or an OperatorDef, not {type(content).__name__}"
-            )
+            raise TypeError(f"expected an Operator, a Data or an OperatorDef, not {content!r}")
         self.nodes.append(Node(content))
         return self.nodes[-1]
 

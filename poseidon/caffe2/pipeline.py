@@ -177,9 +177,7 @@ def _pipe_step(
     ) as task:
         parts = _Parts(task, reader, output, capacity)
         if num_runtime_threads > 1:
-            assert num_threads == 1, (
-                "num_threads and num_runtime_threads cannot both be more than 1"
-            )
+            assert num_threads == 1, "num_threads and num_runtime_threads exclude each other"
             parts.add_instances()
         else:
             parts.add_threads(num_threads)

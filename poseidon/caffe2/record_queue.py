@@ -63,9 +63,7 @@ class RecordQueue:
             enforce_unique_name: whether a second queue of its name is an error.
             num_threads: threads that fill it.
         """
-        assert isinstance(fields, (list, Struct)), (
-            "fields must be either a Struct or a list of raw field names."
-        )
+        assert isinstance(fields, (list, Struct)), "fields must be a Struct or a list of names"
         self.schema = from_column_list(fields) if isinstance(fields, list) else fields
         self.name = name or "queue"
         self.num_threads = num_threads

@@ -156,9 +156,7 @@ def _backward_net(cell_net: Any, states: Sequence[Any], recomputed: Sequence[str
     proto.type = "simple"
     for op in step.op:
         if set(op.output) & set(recomputed):
-            assert set(op.output) <= set(recomputed), (
-                f"{op.type} makes more than the blobs to recompute"
-            )
+            assert set(op.output) <= set(recomputed), f"{op.type} makes blobs not to recompute"
             proto.op.extend([op])
     proto.op.extend(operators)
     undefined = core.get_undefined_blobs(core.get_ssa(proto)[0])

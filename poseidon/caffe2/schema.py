@@ -215,9 +215,7 @@ def from_blob_list(schema: Field, values: Any, throw_on_type_mismatch: bool = Fa
     values = [values] if hasattr(values, "GetNameScope") else values
     made = schema.clone_schema()
     scalars = made.all_scalars()
-    assert len(scalars) == len(values), (
-        f"Values must have {len(scalars)} elements, got {len(values)}."
-    )
+    assert len(scalars) == len(values), f"expected {len(scalars)} values, got {len(values)}."
     for scalar, value in zip(scalars, values, strict=True):
         scalar.set_value(value, throw_on_type_mismatch, unsafe=True)
     return made

@@ -70,9 +70,7 @@ def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) 
     """
     inner = DeviceOption()
     if scope:
-        assert isinstance(scope, DeviceOption), (
-            "DeviceScope takes in a caffe2_pb2.DeviceOption as its argument."
-        )
+        assert isinstance(scope, DeviceOption), "DeviceScope takes a caffe2_pb2.DeviceOption"
         inner.CopyFrom(scope)
     outer = _scopes.device
     if node_name:
@@ -86,9 +84,7 @@ def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) 
     try:
         yield
     finally:
-        assert _scopes.device == inner, (
-            "The device scope is changed from outside DeviceScope() calls."
-        )
+        assert _scopes.device == inner, "the device scope was changed inside DeviceScope()"
         _scopes.device = outer
 
 

@@ -100,9 +100,7 @@ def _group_of(runnable: Any, workspace_type: str | None) -> TaskGroup:
     if isinstance(runnable, TaskGroup):
         if workspace_type:
             known = runnable.workspace_type()
-            assert known in (None, workspace_type), (
-                f"Require {workspace_type} but already have {known}"
-            )
+            assert known in (None, workspace_type), f"needs {workspace_type}, has {known}"
             runnable._workspace_type = workspace_type
         return runnable
     group = TaskGroup(workspace_type or WorkspaceType.GLOBAL)

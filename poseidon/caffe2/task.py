@@ -128,9 +128,7 @@ class TaskGroup(context.Managed):
     def report_net(self, net: Any = None, node: Any = None, report_interval: int = 5) -> core.Net:
         """Return the net that runs on a node every so many seconds, by default a new one."""
         name = str(node or Node.current(node))
-        assert net is None or name not in self._report_nets, (
-            f"Node {name} has a report net already."
-        )
+        assert net is None or name not in self._report_nets, f"{name} has a report net already"
         if name not in self._report_nets:
             self._report_nets[name] = (net or core.Net(f"{name}/reporter"), report_interval)
         return self._report_nets[name][0]

@@ -49,9 +49,7 @@ def matrix_to_tt(
     Raises:
         AssertionError: the sizes do not fit the weights.
     """
-    assert W.shape == (np.prod(out_sizes), np.prod(inp_sizes)), (
-        "the sizes do not fit the shape of the weights"
-    )
+    assert W.shape == (np.prod(out_sizes), np.prod(inp_sizes)), "the sizes do not fit W"
     count = len(inp_sizes)
     pairs = [axis for place in range(count) for axis in (count + place, place)]
     factored = W.reshape(*out_sizes, *inp_sizes).transpose(pairs)

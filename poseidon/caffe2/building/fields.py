@@ -211,9 +211,7 @@ class Scalar(Field):
         """
         if self.dtype.base != np.void and throw_on_type_mismatch:
             assert isinstance(blob, np.ndarray), f"Got {blob!r}"
-            assert blob.dtype.base == self.dtype.base, (
-                f"Expected {self.dtype.base}, got {blob.dtype.base}"
-            )
+            assert blob.dtype.base == self.dtype.base, f"Expected {self.dtype}, got {blob.dtype}"
         self.set(dtype=self._given, blob=blob, unsafe=unsafe)
 
     def set(
@@ -239,18 +237,13 @@ class Scalar(Field):
                 "new one"
             )
         if isinstance(blob, str):
-            raise ValueError(
-                "Passing str blob to Scalar.set() is ambiguous: give np.array(blob) or "
-                "BlobReference(blob)"
-            )
+            raise ValueError("Scalar.set() of a str is ambiguous: give np.array or BlobReference")
         self._given = dtype
         kind = _type_of(dtype)
         if blob is not None and not hasattr(blob, "GetNameScope"):
             blob, kind = _array_of(blob, kind)
         self.dtype = np.dtype(np.void) if kind is None else kind
-        assert not self.dtype.fields, (
-            "Cannot create Scalar with a structured dtype. Use from_dtype instead."
-        )
+        assert not self.dtype.fields, "A structured dtype cannot be a Scalar: use from_dtype."
         self._blob = blob
         if metadata is not None:
             self.set_metadata(metadata)
@@ -277,9 +270,7 @@ def _type_of(dtype: Any) -> np.dtype[Any] | None:
     """Return a numpy type, None for an unknown one; `(type, 1)`, which numpy would drop, stays."""
     if isinstance(dtype, tuple):
         if dtype[0] == np.void:
-            raise TypeError(
-                f"Cannot set the Scalar with type {dtype}: the type of its values is not known"
-            )
+            raise TypeError(f"Cannot set the Scalar: the type of values of {dtype} is not known")
         if dtype[1] == 1:
             dtype = (dtype[0], (1,))
     return None if dtype is None else np.dtype(dtype)

@@ -103,10 +103,7 @@ class Struct(Field):
             elif isinstance(known, Struct) and isinstance(part, Struct):
                 made[name] = known + part
             else:
-                raise TypeError(
-                    f"Both parts {name} must be a Struct to be merged, not {type(known)} and "
-                    f"{type(part)}"
-                )
+                raise TypeError(f"Both parts {name} must be a Struct: {type(known)}, {type(part)}")
         return Struct(*made.items())
 
     def __sub__(self, other: Any) -> Struct:
@@ -118,9 +115,7 @@ class Struct(Field):
             if known is None:
                 continue
             if type(known) is not type(part):
-                raise TypeError(
-                    f"The parts {name} must have one type, not {type(known)} and {type(part)}"
-                )
+                raise TypeError(f"The parts {name} have two types: {type(known)}, {type(part)}")
             if isinstance(known, Struct) and len(rest := known - part):
                 made[name] = rest
         return Struct(*[(name, made[name]) for name in self.fields if name in made])

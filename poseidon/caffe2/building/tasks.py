@@ -124,9 +124,7 @@ def _listed(made: Any) -> list[Any]:
         return list(made)
     if made is None or isinstance(made, (core.Net, core.ExecutionStep)):
         return [] if made is None else [made]
-    raise TypeError(
-        f"Unsupported type for setup: {type(made).__name__}; a net, a step or a list is expected"
-    )
+    raise TypeError(f"setup is a {type(made).__name__}, expected a net, a step or a list")
 
 
 def add_setup_steps(

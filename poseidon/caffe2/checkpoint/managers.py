@@ -272,9 +272,7 @@ class MultiNodeCheckpointManager(_Manager):
         """
         if self._node_managers is not None:
             known = [node for node, _ in self._node_managers]
-            assert known == list(nodes), (
-                f"The checkpoint manager has the nodes {known}, not {nodes}"
-            )
+            assert known == list(nodes), f"The manager has the nodes {known}, not {nodes}"
             return False
         self._node_managers = []
         for node in nodes:

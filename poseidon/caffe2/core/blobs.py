@@ -86,9 +86,7 @@ class BlobReference:
         if op_type.startswith("__"):
             raise AttributeError(f"Attribute {op_type} not found.")
         if self._from_net is None:
-            raise AttributeError(
-                f"You cannot use a blob reference that does not have a net to call {op_type}."
-            )
+            raise AttributeError(f"A blob reference without a net cannot call {op_type}.")
         if not registry.is_registered(op_type):
             raise AttributeError(unknown_operator(op_type))
         return lambda *args, **kwargs: self._add(op_type, *args, **kwargs)
@@ -137,9 +135,7 @@ def _RectifyInputOutput(blobs: Any, net: Any = None) -> list[BlobReference]:
             elif type(blob) is BlobReference:
                 rectified.append(blob)
             else:
-                raise TypeError(
-                    f"I/O blob #{index} of unsupported type: {blob!r} of type {type(blob)}"
-                )
+                raise TypeError(f"blob #{index} is {blob!r}, of unsupported type {type(blob)}")
         return rectified
     raise TypeError(f"Unknown input/output type: {blobs!r} of type {type(blobs)}.")
 

@@ -53,10 +53,7 @@ def _backward(net: NetDef, given: Mapping[str, str]) -> tuple[list[OperatorDef],
     operators, found = IR(net.op).GetBackwardPass(seeds)
     for blob, gradient in found.items():
         if isinstance(gradient, GradientSlice):
-            raise ValueError(
-                f"the gradient of {blob} in the net {net.name} is sparse; EnsureDense makes it "
-                "dense"
-            )
+            raise ValueError(f"the gradient of {blob} in {net.name} is sparse; use EnsureDense")
     return operators, {str(blob): str(gradient) for blob, gradient in found.items()}
 
 
@@ -90,9 +87,7 @@ def _distinct(op: OperatorDef, given: Given) -> tuple[list[OperatorDef], Gradien
         if gradient is None or name in gradients:
             continue
         if isinstance(gradient, GradientSlice):
-            raise ValueError(
-                f"the gradient of the output {name} is sparse; EnsureDense makes it dense"
-            )
+            raise ValueError(f"the gradient of {name} is sparse; EnsureDense makes it dense")
         gradient = str(gradient)
         if gradient in gradients.values():
             copy = f"{name}_{gradient}_DEDUP"

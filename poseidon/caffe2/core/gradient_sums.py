@@ -179,9 +179,7 @@ def must_sum(sources: Sequence[GradientSource]) -> bool:
         RuntimeError: dense and sparse ones, or gradients on several devices, come together.
     """
     if len({isinstance(source.gradient, GradientSlice) for source in sources}) > 1:
-        raise RuntimeError(
-            "Automatic aggregation of a mix of sparse and dense gradients is not supported yet"
-        )
+        raise RuntimeError("dense and sparse gradients of one blob cannot be summed")
     if len(sources) < 2:
         return False
     first = sources[0].device
@@ -257,7 +255,5 @@ def _concatenate(
 
 def _checked(gradient: str, base: str) -> str:
     if gradient == base:
-        raise RuntimeError(
-            f"The gradient {gradient} passes through an operator, and is the name of the sum too."
-        )
+        raise RuntimeError(f"The gradient {gradient} passes through and has the sum's name.")
     return gradient

@@ -252,9 +252,7 @@ class IR:
                 if not must_sum(sources):
                     continue
             except RuntimeError as error:
-                raise RuntimeError(
-                    f"Gradients for param ''{name}'' failed to verify: {error}"
-                ) from error
+                raise RuntimeError(f"Gradients for {name} failed to verify: {error}") from error
             made, sums[name] = make_sum(sources, name)
             operators.extend(made)
         return operators, sums

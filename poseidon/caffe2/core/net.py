@@ -258,9 +258,7 @@ class Net(NetCopies, NetBlobs):
             net: a Net or its proto's owner.
             device_option: the device for the appended operators, in place of their own.
         """
-        assert isinstance(net, Net), (
-            f"AppendNet: expected a core.Net, found {type(net).__name__} {net!r}"
-        )
+        assert isinstance(net, Net), f"AppendNet: expected a core.Net, found {net!r}"
         for blob in net.Proto().external_input:
             if blob not in self.external_inputs and blob not in self._outputs():
                 self.Proto().external_input.append(blob)

@@ -219,9 +219,7 @@ class Plan:
         """
         for net in nets:
             if net.Name() in self._net_dict:
-                assert net is self._net_dict[net.Name()], (
-                    f"Cannot add two nets with name {net.Name()}"
-                )
+                assert net is self._net_dict[net.Name()], f"two nets have the name {net.Name()}"
             else:
                 self._net_dict[net.Name()] = net
                 self._plan.network.add().CopyFrom(net.Proto())
@@ -230,9 +228,7 @@ class Plan:
         return list(self._net_dict.values())
 
     def AddStep(self, step: ExecutionStep) -> None:
-        assert isinstance(step, ExecutionStep), (
-            f"AddStep: expected a core.ExecutionStep, found {type(step).__name__} {step!r}"
-        )
+        assert isinstance(step, ExecutionStep), f"AddStep: expected a step, found {step!r}"
         if not step.HasNets() and not step.HasSubsteps():
             return
         self._plan.execution_step.add().CopyFrom(step.Proto())
@@ -320,9 +316,7 @@ def execution_step(
             for item in steps_or_nets:
                 step.AddSubstep(to_execution_step(item))
     elif steps_or_nets:
-        raise ValueError(
-            f"steps_or_nets must be a step, a net, or a list of nets or steps, not {steps_or_nets}"
-        )
+        raise ValueError(f"expected a step, a net, or a list of these, found {steps_or_nets}")
     return step
 
 

@@ -67,9 +67,7 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
         group = group_of(model, name)
         if len(group) == 1:
             continue
-        assert len(group) == len(model._devices), (
-            f"Each device of {model._devices} should have a copy of {name}"
-        )
+        assert len(group) == len(model._devices), f"{name} is not on all of {model._devices}"
         blobs = list(group.values())
         if isinstance(blobs[0], core.GradientSlice):
             _join_slices(model, net, name, group, joined, concatenate)

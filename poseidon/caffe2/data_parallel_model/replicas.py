@@ -32,9 +32,7 @@ _warned: set[str] = set()
 def check_parallelized(model: Any) -> None:
     """Raise AssertionError when `Parallelize` was not called for a model."""
     name = model.Name() if isinstance(model, ModelHelper) else type(model).__name__
-    assert hasattr(model, "_data_parallel_model_nets"), (
-        f"Model {name} is not parallelized: call data_parallel_model.Parallelize for it first"
-    )
+    assert hasattr(model, "_data_parallel_model_nets"), f"Model {name} is not parallelized"
 
 
 def check_scope() -> None:

@@ -172,10 +172,7 @@ def run_comparison(model: Any, blob_name: str, device: Any = None) -> bool:
         net.Allreduce([world, gathered], [gathered], engine=engine)
         workspace.RunNetOnce(net)
     sums = workspace.FetchBlob(str(gathered))
-    assert (sums == sums[0]).all(), (
-        f"allcompare failed on shard {shard}: the sums of squares of {blob_name} are "
-        f"{sums.tolist()}"
-    )
+    assert (sums == sums[0]).all(), f"allcompare of {blob_name} failed on shard {shard}: {sums}"
     return True
 
 

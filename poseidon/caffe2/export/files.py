@@ -82,9 +82,7 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     """
     typed = {typed_name(name)[0]: (shape, typed_name(name)[1]) for name, shape in shapes.items()}
     if weights is None and model.suffix.lower() in NETS:
-        raise UsageError(
-            f"the parameters of {model} are missing: name the file of its init net behind it"
-        )
+        raise UsageError(f"the parameters of {model} are missing: name its init net after it")
     if weights is None and model.suffix.lower() == ".prototxt":
         raise UsageError(f"the weights of {model} are missing: name a .caffemodel behind it")
     if weights is None:
@@ -93,9 +91,7 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
         return _from_database(model, typed)
     net, init = read_net(model), read_net(weights)
     if net.op and not any(op.input for op in net.op) and any(op.input for op in init.op):
-        raise UsageError(
-            f"{model} fills parameters: name the net that predicts first, then its init net"
-        )
+        raise UsageError(f"{model} fills parameters: name the predict net before it")
     workspace = Workspace()
     _run(workspace, init, weights)
     return predictor_of(net, workspace, _value_info(model.parent / VALUE_INFO) | typed, (), model)
@@ -148,9 +144,7 @@ def _run(workspace: Workspace, net: NetDef, path: Path) -> None:
         workspace.run_once(net)
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SnapshotError(
-            f"the net that fills the parameters, {path}, does not run: {why}"
-        ) from error
+        raise SnapshotError(f"the init net {path} does not run: {why}") from error
 
 
 def _from_database(path: Path, shapes: Mapping[str, tuple[Shape, str]]) -> Predictor:
@@ -221,9 +215,7 @@ def predictor_of(
         if name not in parameters or name in inputs or _is_stand_in(parameters[name])
     ]
     if unknown:
-        raise UsageError(
-            f"the net {path} has no input '{unknown[0]}'; it has {', '.join(fed or read[:4])}"
-        )
+        raise UsageError(f"{path} has no input '{unknown[0]}'; it has {', '.join(fed or read[:4])}")
     if not inputs:
         name = (fed or read[:1] or ["data"])[0]
         raise UsageError(

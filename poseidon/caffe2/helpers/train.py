@@ -141,7 +141,5 @@ def add_weight_decay(model: Any, weight_decay: float) -> None:
     for param in model.GetWeights():
         grad = model.param_to_grad.get(param)
         if grad is None:
-            raise RuntimeError(
-                f"the weight {param} has no gradient: call AddGradientOperators before"
-            )
+            raise RuntimeError(f"the weight {param} has no gradient: call AddGradientOperators")
         model.net.WeightedSum([grad, one, param, decay], grad)

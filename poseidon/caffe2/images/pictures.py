@@ -82,10 +82,7 @@ def find_pictures(source: Path, root: str | None = None) -> Pictures:
         DataError: there are no pictures, a class has none, or a line has no label.
     """
     if not source.exists():
-        raise DataError(
-            f"{source} does not exist: expected a folder with a sub-folder for each class, or a "
-            "list file"
-        )
+        raise DataError(f"{source} does not exist: expected a folder of class folders, or a list")
     if not source.is_dir():
         prefix = f"{source.parent}/" if root is None else root
         return Pictures(
@@ -100,18 +97,14 @@ def find_pictures(source: Path, root: str | None = None) -> Pictures:
         path for path in source.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     if not folders:
-        raise DataError(
-            f"{source} has no sub-folders: expected one for each class, with its pictures in it"
-        )
+        raise DataError(f"{source} has no sub-folders: expected one for each class")
     files = []
     for label, folder in enumerate(folders):
         found = sorted(
             path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
         )
         if not found:
-            raise DataError(
-                f"{folder} has no pictures: expected files such as .jpg or .png in each sub-folder"
-            )
+            raise DataError(f"{folder} has no pictures such as .jpg or .png in its sub-folders")
         files += [Picture("", str(path.relative_to(source)), path, label) for path in found]
     return Pictures(files, [folder.name for folder in folders])
 

@@ -80,9 +80,7 @@ class Format:
         if self.datum and not self.single:
             raise ValueError("ImageInput: a Caffe Datum has a single label: label_type must be 0")
         if self.datum and self.extra_sizes:
-            raise ValueError(
-                "ImageInput: a Caffe Datum has image and label only: 2 outputs are expected"
-            )
+            raise ValueError("ImageInput: a Caffe Datum has 2 outputs, image and label")
 
     @property
     def single(self) -> bool:
@@ -114,9 +112,7 @@ class Format:
             pixels, label = decode(value, Decoding.COLOR if self.color else Decoding.GRAY)
         except DataError as error:
             if _parsed(value):
-                raise DataError(
-                    "it is a TensorProtos of Caffe2: use_caffe_datum=0 reads it"
-                ) from error
+                raise DataError("it is a TensorProtos: use_caffe_datum=0 reads it") from error
             raise
         if pixels.dtype != np.uint8:
             raise DataError("it has floating-point values, not 8-bit pixels")
@@ -133,9 +129,7 @@ class Format:
                 else "it is not a TensorProtos"
             )
         if not expected <= len(tensors) <= expected + 1:
-            raise DataError(
-                f"it has {len(tensors)} tensors, not {expected} (and one more for a bounding box)"
-            )
+            raise DataError(f"it has {len(tensors)} tensors, not {expected} (one more for a box)")
         extras = [
             _vector(tensor, size, f"tensor {first_extra + place}")
             for place, (tensor, size) in enumerate(
@@ -171,9 +165,7 @@ class Format:
         ):
             raise DataError(f"its image has the dimensions {list(shape)}")
         if len(tensor.byte_data) != int(np.prod(shape)):
-            raise DataError(
-                f"its image has {len(tensor.byte_data)} bytes, which do not fit {list(shape)}"
-            )
+            raise DataError(f"its image has {len(tensor.byte_data)} bytes, not as {list(shape)}")
         return np.frombuffer(tensor.byte_data, np.uint8).reshape(shape)
 
     def _channels(self, image: Array) -> Array:
@@ -261,8 +253,6 @@ def _vector(tensor: TensorProto, size: int, what: str) -> Array:
 
 def _box(tensor: TensorProto) -> tuple[int, int, int, int]:
     if tensor.data_type != TensorProto.INT32 or len(tensor.int32_data) != 4:
-        raise DataError(
-            "its last tensor is not a bounding box: INT32, ymin, xmin, height and width"
-        )
+        raise DataError("its last tensor is no bounding box: INT32, ymin, xmin, height and width")
     top, left, height, width = tensor.int32_data
     return top, left, height, width

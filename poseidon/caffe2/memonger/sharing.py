@@ -99,9 +99,7 @@ def optimize_inference_for_dag(net: Any, input_blobs: Iterable[Any], namescope: 
         for name in op.input:
             assert name in made or name in external, f"{name} not in external input"
         made.update(op.output)
-        assert not op.is_gradient_op, (
-            "You can only pass inference-only nets to optimize_inference_for_dag"
-        )
+        assert not op.is_gradient_op, "optimize_inference_for_dag takes inference nets only"
     shared = _Sharing(proto, range(len(proto.op)), made - external, set(), {})
     optimized = shared.net(_names(input_blobs), namescope)
     log.info("Memonger memory optimization took %s secs", time.time() - begin)
@@ -310,12 +308,8 @@ class _Sharing:
             log.info("Memonger saved approximately : %s MB.", saved * 4 / 1024 / 1024)
         optimized = copy.deepcopy(self.proto)
         apply_assignments(optimized, mapping)
-        assert verify_graph_equality(self.proto, optimized), (
-            "Memonger graph is not equal to original."
-        )
-        assert verify_inplace_blobs(self.proto, optimized), (
-            "Inplace assignments differ in memonger net."
-        )
+        assert verify_graph_equality(self.proto, optimized), "the memonger's graph differs"
+        assert verify_inplace_blobs(self.proto, optimized), "the memonger's in-place blobs differ"
         return optimized
 
 

@@ -291,9 +291,7 @@ def create_resnext(
     Raises:
         AssertionError: there is no network of that many layers.
     """
-    assert num_layers in BLOCKS, (
-        f"{num_layers}-layer is invalid for resnet; use one of {sorted(BLOCKS)}"
-    )
+    assert num_layers in BLOCKS, f"no ResNet has {num_layers} layers; use one of {sorted(BLOCKS)}"
     brew.conv(
         model,
         data,

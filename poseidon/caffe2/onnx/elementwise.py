@@ -115,9 +115,7 @@ def _prelu(node: Node) -> None:
         raise NoForm("its slope is computed, not constant")
     channels = node.shape()[1] if len(node.shape()) > 1 else 1
     if slope.size not in (1, channels) or (slope.ndim > 1 and slope.shape[0] != slope.size):
-        raise NoForm(
-            f"its slope has the shape {list(slope.shape)}, Caffe2 has one for each channel"
-        )
+        raise NoForm(f"its slope has the shape {list(slope.shape)}, not one for each channel")
     node.emit("PRelu", [node.inputs[0], node.constant(slope.reshape(-1), "slope")])
 
 

@@ -123,14 +123,10 @@ class Do:
     ) -> None:
         definition = context.definition
         if definition.input[-1] != definition.output[-1]:
-            raise ValueError(
-                "Do: the last input and the last output must be the same blob, the workspaces"
-            )
+            raise ValueError("Do: the last input and output must be one blob, the workspaces")
         outside = [*definition.input[:-1], *definition.output[:-1]]
         if len(inner_blobs) != len(outer_blobs_idx) or len(set(inner_blobs)) != len(inner_blobs):
-            raise ValueError(
-                "Do: each of inner_blobs must be given once, and have one of outer_blobs_idx"
-            )
+            raise ValueError("Do: inner_blobs must differ, each with one of outer_blobs_idx")
         if any(not 0 <= index < len(outside) for index in outer_blobs_idx):
             raise ValueError(f"Do: outer_blobs_idx must be from 0 to {len(outside) - 1}")
         self.net = net
@@ -142,9 +138,7 @@ class Do:
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         stack = outputs[-1].value
         if not isinstance(stack, WorkspaceStack):
-            raise EnforceNotMet(
-                "Do: the last input is not a stack of workspaces; CreateScope makes one"
-            )
+            raise EnforceNotMet("Do: the last input is not a stack of CreateScope")
         outside = [*inputs[:-1], *outputs[:-1]]
         blobs = {name: outside[place] for name, place in self.places.items()}
         if self.is_gradient:

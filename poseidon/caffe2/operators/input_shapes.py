@@ -107,10 +107,7 @@ def axis_of(axis: int, dimensions: int) -> int:
         ValueError: there is no such axis.
     """
     if not -dimensions <= axis < dimensions:
-        raise ValueError(
-            f"the axis is {axis}, expected {-dimensions} to {dimensions - 1} for {dimensions} "
-            "dimensions"
-        )
+        raise ValueError(f"the axis is {axis}, expected {-dimensions} to {dimensions - 1}")
     return axis % dimensions
 
 

@@ -124,10 +124,7 @@ def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]
             if not window.offset <= new.offset < window.offset + window.window:
                 continue
             if new.offset + new.window != window.offset + window.window:
-                raise ValueError(
-                    f"RecurrentNetwork: {new.internal} must be the end of the window "
-                    f"{window.internal}"
-                )
+                raise ValueError(f"{new.internal} is not the end of the window {window.internal}")
             before = earlier[window.internal] = f"{window.internal}_before"
             joined = OperatorDef(
                 type="Concat", input=[before, new.internal], output=[window.internal]

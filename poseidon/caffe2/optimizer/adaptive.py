@@ -181,9 +181,7 @@ class AdamOptimizer(AlphaOptimizer):
             ("use_lr_adaption", use_lr_adaption),
         ):
             if use_smart_decay and value:
-                raise NotImplementedError(
-                    f"Smart decay is not implemented with {name}: set one of them to False"
-                )
+                raise NotImplementedError(f"Smart decay is not implemented with {name}")
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
@@ -270,9 +268,7 @@ class DecayAdagradOptimizer(AlphaOptimizer):
         param, grad = param_info.blob, param_info.grad
         if self.alpha <= 0:
             return
-        assert not isinstance(grad, core.GradientSlice), (
-            "DecayAdagrad does not support sparse gradients"
-        )
+        assert not isinstance(grad, core.GradientSlice), "DecayAdagrad needs dense gradients"
         rate, iteration = self._rate(net, param_init_net)
         self._aux_params.shared.append(iteration)
         state = [

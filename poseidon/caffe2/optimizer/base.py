@@ -68,9 +68,7 @@ class Optimizer:
             grad: the gradient, where `param` is a name or reference.
         """
         if grad is None:
-            assert isinstance(param, ParameterInfo), (
-                f"Expected parameter to be of type ParameterInfo, got {param}"
-            )
+            assert isinstance(param, ParameterInfo), f"expected a ParameterInfo, got {param}"
             assert param.grad is not None
         else:
             if isinstance(param, str):

@@ -103,9 +103,7 @@ class YellowFinOptimizer(AlphaOptimizer):
 
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
         param, grad = param_info.blob, param_info.grad
-        assert not isinstance(grad, core.GradientSlice), (
-            "YellowFin does not support sparse gradients"
-        )
+        assert not isinstance(grad, core.GradientSlice), "YellowFin needs dense gradients"
 
         def small(suffix: str, size: int, value: float) -> Any:
             blob = param_init_net.ConstantFill([], f"{param}_{suffix}", shape=[size], value=value)

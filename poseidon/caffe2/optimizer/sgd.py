@@ -42,9 +42,7 @@ class SgdOptimizer(Optimizer):
         self.init_kwargs = kwargs
 
     def _rate(self, net: Any, init_net: Any, sign: int) -> Any:
-        assert self.base_learning_rate > 0, (
-            f"Expect positive base learning rate, got {self.base_learning_rate}"
-        )
+        assert self.base_learning_rate > 0, "Expect positive base learning rate"
         rate, _ = self.build_lr(
             net,
             init_net,
@@ -121,9 +119,7 @@ class MultiPrecisionSgdOptimizer(SgdOptimizer):
         rate = self._rate(net, param_init_net, 1)
         buffer = param_init_net.ConstantFill([copy], f"{param}_momentum", value=0.0)
         self._aux_params.local.append(buffer)
-        assert not isinstance(grad, core.GradientSlice), (
-            "MultiPrecisionSgd does not support sparse gradients"
-        )
+        assert not isinstance(grad, core.GradientSlice), "MultiPrecisionSgd needs dense gradients"
         grad = net.HalfToFloat(grad, grad + "_fp32")
         net.MomentumSGDUpdate(
             [grad, buffer, rate, copy],

@@ -35,9 +35,7 @@ def add_tensor(net: Any, name: str, blob: np.ndarray) -> None:
     filler = _FILLERS.get(blob.dtype)
     if filler is None:
         known = ", ".join(str(dtype) for dtype in _FILLERS)
-        raise ValueError(
-            f"The blob {name} of type {blob.dtype} cannot be exported; the types {known} can"
-        )
+        raise ValueError(f"The blob {name} of type {blob.dtype} is not exported; {known} are")
     values: Any = [blob.tobytes()] if blob.dtype == np.uint8 else blob
     if blob.dtype == object and not all(isinstance(value, bytes) for value in blob.flat):
         raise ValueError(f"The blob {name} of objects cannot be exported; tensors of bytes can")

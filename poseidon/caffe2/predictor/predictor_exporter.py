@@ -63,14 +63,10 @@ class PredictorExportMeta(_Fields):
         parameters = [str(blob) for blob in parameters]
         inputs = [str(blob) for blob in inputs]
         outputs = [str(blob) for blob in outputs]
-        assert len(set(inputs)) == len(inputs), (
-            f"The inputs of a predictor must be unique: {inputs}"
-        )
+        assert len(set(inputs)) == len(inputs), f"a predictor's inputs are not unique: {inputs}"
         for what, blobs in (("inputs", inputs), ("outputs", outputs)):
             both = sorted(set(parameters).intersection(blobs))
-            assert not both, (
-                f"Parameters and {what} of a predictor must be disjoint; both have {both}"
-            )
+            assert not both, f"Parameters and {what} of a predictor must be disjoint: {both}"
         if isinstance(predict_net, (core.Net, core.Plan)):
             predict_net = predict_net.Proto()
         assert isinstance(predict_net, (caffe2_pb2.NetDef, caffe2_pb2.PlanDef)), (

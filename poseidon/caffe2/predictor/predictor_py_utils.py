@@ -48,9 +48,7 @@ def create_predict_init_net(ws: Any, predictor_export_meta: Any) -> Any:
         shape = meta.shapes.get(blob)
         if shape is None:
             if blob not in ws.blobs:
-                raise Exception(
-                    f"The blob {blob} is not in the workspace, and its shape is not given"
-                )
+                raise Exception(f"{blob} is not in the workspace, and its shape is not given")
             shape = ws.blobs[blob].fetch().shape
         with scope.EmptyDeviceScope():
             net.ConstantFill([], blob, shape=shape, value=0.0)

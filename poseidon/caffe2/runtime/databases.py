@@ -55,9 +55,7 @@ class MinidbCursor:
             key, value = _LENGTHS.unpack_from(self._data, at)
             at += _LENGTHS.size
             if key < 0 or value < 0 or at + key + value > end:
-                raise EnforceNotMet(
-                    f"The minidb {path} is cut off at byte {end}, or is not a minidb"
-                )
+                raise EnforceNotMet(f"{path} is cut off at byte {end}, or is not a minidb")
             if key == 0:
                 break
             self._records.append((at, key, value))
@@ -100,9 +98,7 @@ def backend_of(db_type: str) -> Backend | None:
         return None
     if name.upper() in Backend.__members__:
         return Backend[name.upper()]
-    raise EnforceNotMet(
-        f"There are no databases of type {db_type}: minidb, lmdb and leveldb are known"
-    )
+    raise EnforceNotMet(f"no databases have the type {db_type}: use minidb, lmdb or leveldb")
 
 
 def open_database(path: str, db_type: str) -> Cursor:
@@ -114,10 +110,7 @@ def open_database(path: str, db_type: str) -> Cursor:
     backend = backend_of(db_type)
     found = detect(Path(path))
     if found not in (None, backend):
-        raise EnforceNotMet(
-            f"The database {path} is {found.title}: expected the type {found.suffix}, found "
-            f"{db_type}"
-        )
+        raise EnforceNotMet(f"The database {path} is {found.title} ({found.suffix}), not {db_type}")
     if backend is None:
         return MinidbCursor(Path(path))
     if not Path(path).exists():

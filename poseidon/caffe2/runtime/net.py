@@ -309,9 +309,7 @@ def check_sources(definition: NetDef) -> None:
         known.update(operator.output)
     missing = [name for name in definition.external_output if name not in known]
     if missing:
-        raise EnforceNotMet(
-            f"{missing[0]} is declared as an output of net {definition.name}, which never makes it"
-        )
+        raise EnforceNotMet(f"net {definition.name} never makes its output {missing[0]}")
 
 
 def _on(operator: OperatorDef, net: NetDef) -> OperatorDef:

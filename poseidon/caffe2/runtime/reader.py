@@ -95,9 +95,7 @@ class Reader:
         self._turns: list[weakref.ref[Turns]] = []
         self._cursor.seek(shard_id)
         if self._cursor.position != shard_id:
-            raise EnforceNotMet(
-                f"The database {path} has fewer records than the shard id {shard_id}"
-            )
+            raise EnforceNotMet(f"The database {path} has no record of shard {shard_id}")
         self._go_to(0)
 
     @property
@@ -207,9 +205,7 @@ class Consumer:
             RuntimeError: it is not a reader, or the database cannot be read.
         """
         if not isinstance(reader, Reader):
-            raise EnforceNotMet(
-                f"a reader of a database is expected (CreateDB), not {type(reader).__name__}"
-            )
+            raise EnforceNotMet(f"expected a reader of CreateDB, not {type(reader).__name__}")
         turns = self._turns
         if turns is None or reader is not self._reader:
             turns = self._join(reader)

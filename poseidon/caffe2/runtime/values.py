@@ -182,9 +182,7 @@ def _strings(array: np.ndarray) -> np.ndarray:
     ]
     for item in flat:
         if not isinstance(item, bytes):
-            raise EnforceNotMet(
-                f"A tensor of strings cannot hold a value of type {type(item).__name__}"
-            )
+            raise EnforceNotMet(f"A tensor of strings cannot hold a {type(item).__name__}")
     strings = strings_of(flat)
     return strings.reshape(array.shape)
 

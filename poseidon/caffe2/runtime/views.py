@@ -65,9 +65,7 @@ class TensorView:
             RuntimeError: the type is not one of numbers.
         """
         if data_type not in TORCH_OF:
-            raise EnforceNotMet(
-                f"A tensor of the data type {data_type} cannot be initialized from Python"
-            )
+            raise EnforceNotMet(f"A tensor of type {data_type} cannot be set from Python")
         self._blob.value = torch.empty(
             list(dims), dtype=TORCH_OF[data_type], device=_device(device_option)
         )

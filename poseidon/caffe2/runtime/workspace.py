@@ -67,9 +67,7 @@ class Workspace:
             RuntimeError: an operator cannot be made.
         """
         if definition.name in self.nets and not overwrite:
-            raise EnforceNotMet(
-                f"A net of the name {definition.name} exists already; overwrite=True replaces it"
-            )
+            raise EnforceNotMet(f"net {definition.name} exists; overwrite=True replaces it")
         self.nets[definition.name] = net = Net(definition, self)
         return net
 

@@ -56,13 +56,9 @@ class CommonWorld:
         engine: str = "GLOO",
     ) -> None:
         if not 0 <= rank < size:
-            raise CollectiveError(
-                f"rank {rank} of a common world: expected 0 to {size - 1} for size {size}"
-            )
+            raise CollectiveError(f"rank {rank} of {size} shards: expected 0 to {size - 1}")
         if handler is None and size > 1:
-            raise CollectiveError(
-                f"a common world of {size} shards needs a store handler, none is given"
-            )
+            raise CollectiveError(f"a common world of {size} shards needs a store handler")
         self.rank, self.size, self.timeout_s, self.engine = rank, size, timeout_s, engine
         self._name, self._handler, self._interface = name, handler, interface
         self._shards: Shards | None = None

@@ -114,9 +114,7 @@ def join(
         JobError: the run id is used, two shards have one number, or a shard cannot be reached.
     """
     if not 0 <= shard < shards:
-        raise UsageError(
-            f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}"
-        )
+        raise UsageError(f"--shard_id={shard}: expected 0 to {shards - 1} (--num_shards)")
     own = Member(
         shard=shard,
         shards=shards,

@@ -287,13 +287,9 @@ class RedisStore(Store):
             yield
         except errors.AuthenticationError as error:
             problem = "refuses the password" if self._has_password else "needs a password"
-            raise JobError(
-                f"{self._name} {problem}: give its password in $REDISCLI_AUTH"
-            ) from error
+            raise JobError(f"{self._name} {problem}: set $REDISCLI_AUTH") from error
         except errors.ReadOnlyError as error:
-            raise JobError(
-                f"{self._name} is a read-only replica; expected a server that takes writes"
-            ) from error
+            raise JobError(f"{self._name} is a read-only replica: use its primary") from error
         except (errors.ConnectionError, errors.TimeoutError) as error:
             reason = str(error).rstrip(".")
             raise JobError(

@@ -159,9 +159,7 @@ class TcpStore(Store):
                 connection.sendall(line)
                 return json.loads(answers.readline(LONGEST))["value"]
         except (OSError, ValueError) as error:
-            raise JobError(
-                f"the rendezvous at {self._host}:{self._port} has ended: {error}"
-            ) from error
+            raise JobError(f"the rendezvous at {self._host}:{self._port} ended: {error}") from error
 
 
 def _stop(server: _Server) -> None:

@@ -217,9 +217,7 @@ def plan_of(
     if workers > 1:
         shards, shard = workers, rank
     if not 0 <= shard < max(shards, 1):
-        raise UsageError(
-            f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}"
-        )
+        raise UsageError(f"--shard_id={shard}: expected 0 to {shards - 1} (--num_shards)")
     sizes = [args.batch_size] * shards
     if args.shard_batch_sizes and args.shard_batch_sizes != AUTO:
         sizes = numbers("shard_batch_sizes", args.shard_batch_sizes)
@@ -228,9 +226,7 @@ def plan_of(
             f"--shard_batch_sizes={args.shard_batch_sizes}: expected {shards} numbers above 0"
         )
     if any(size % len(gpus) for size in sizes[shard : shard + 1]):
-        raise UsageError(
-            f"Number of GPUs must divide batch size: {len(gpus)} GPUs, batch size {sizes[shard]}"
-        )
+        raise UsageError(f"{len(gpus)} GPUs cannot share a batch of {sizes[shard]} evenly")
     iters = args.epoch_size // sum(sizes)
     if iters < 1:
         raise UsageError(
@@ -245,13 +241,9 @@ def plan_of(
         raise UsageError(f"--num_channels={args.num_channels}: expected 3 (color) or 1 (gray)")
     for name in ("image_mean_per_channel", "image_std_per_channel"):
         if getattr(args, name) and len(getattr(args, name)) != args.num_channels:
-            raise UsageError(
-                f"--{name}: expected {args.num_channels} numbers, one for each channel"
-            )
+            raise UsageError(f"--{name}: expected {args.num_channels} numbers, one a channel")
     if args.model_parallel:
-        raise UsageError(
-            "--model_parallel: layers on several GPUs are not supported; expected replicas only"
-        )
+        raise UsageError("--model_parallel is not supported: use replicas")
     if args.num_layers not in resnet.BLOCKS:
         raise UsageError(f"--num_layers={args.num_layers}: expected one of {sorted(resnet.BLOCKS)}")
     if not -(2**63) <= args.seed < 2**64:
@@ -282,9 +274,7 @@ def from_flags(args: argparse.Namespace, plan: Plan) -> dict[str, Any] | None:
     if plan.shards == 1:
         return None
     if args.run_id is None:
-        raise UsageError(
-            "--run_id is missing: expected a name for this start, the same on all shards"
-        )
+        raise UsageError("--run_id is missing: give all shards one new name")
     if args.redis_host:
         kind = "RedisStoreHandlerCreate"
         where: dict[str, Any] = {"host": args.redis_host, "port": args.redis_port}

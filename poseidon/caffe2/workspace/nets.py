@@ -260,9 +260,7 @@ class Predictor:
             RuntimeError: there are more inputs than the net has, or others; an operator failed.
         """
         if isinstance(inputs, (np.ndarray, torch.Tensor)):
-            raise TypeError(
-                "run: expected a list with an array for each input, such as [data], found one array"
-            )
+            raise TypeError("run: expected a list of an array for each input, found one array")
         named = (
             dict(inputs)
             if isinstance(inputs, Mapping)
@@ -272,9 +270,7 @@ class Predictor:
             raise RuntimeError(f"{len(inputs)} inputs are given, the net has {len(self._inputs)}")
         unknown = [name for name in named if name not in self._inputs]
         if unknown:
-            raise RuntimeError(
-                f"The net has no input {unknown[0]}: expected {', '.join(self._inputs)}"
-            )
+            raise RuntimeError(f"The net has no input {unknown[0]}: only {', '.join(self._inputs)}")
         view = WorkspaceView(self._workspace)
         for name, value in named.items():
             view.create_blob(name).feed(value)

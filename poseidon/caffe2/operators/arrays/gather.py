@@ -24,9 +24,7 @@ def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
         IndexError: an index is not one of the axis.
     """
     if indices.is_floating_point():
-        raise TypeError(
-            f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}"
-        )
+        raise TypeError(f"indices must be int32 or int64, not {indices.dtype}")
     if x.shape[axis] == 0:
         return x
     if isinstance(x, np.ndarray):
@@ -53,9 +51,7 @@ def _matched(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """Return the indices as `torch.gather` and `scatter_add` want them for outer dimensions."""
     if indices.shape[:axis] != x.shape[:axis]:
         wanted = ", ".join([*map(str, x.shape[:axis]), "..."])
-        raise ValueError(
-            f"the indices have the shape {tuple(indices.shape)}, expected ({wanted}) as x"
-        )
+        raise ValueError(f"the indices have the shape {tuple(indices.shape)}, not ({wanted}) as x")
     inner = x.shape[axis + 1 :]
     spread = indices.long().reshape(*x.shape[:axis], -1, *([1] * len(inner)))
     return spread.expand(*spread.shape[: axis + 1], *inner)
@@ -235,9 +231,7 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
     """
     if values.shape[: indices.dim()] != indices.shape:
         wanted = ", ".join([*map(str, indices.shape), "..."])
-        raise ValueError(
-            f"the values have the shape {tuple(values.shape)}, expected ({wanted}) as the indices"
-        )
+        raise ValueError(f"the values have the shape {tuple(values.shape)}, expected ({wanted})")
     shape = values.shape[indices.dim() :]
     dense = values.new_zeros(_dense_size(indices, like), *shape)
     return dense.index_add(0, indices.reshape(-1).long(), values.reshape(-1, *shape))

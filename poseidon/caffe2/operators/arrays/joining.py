@@ -177,9 +177,7 @@ def _masked(mode: str, row: Tensor, column: Tensor, given: Tensor | None, radius
     }
     if mode not in compare:
         wanted = "sequence and window (with a second input), upper, lower, upperdiag, lowerdiag"
-        raise ValueError(
-            f"SequenceMask has no mode {mode!r} for these inputs; the modes are {wanted}"
-        )
+        raise ValueError(f"SequenceMask has no mode {mode!r} for these inputs, only {wanted}")
     result: Tensor = compare[mode](column, row)
     return result
 

@@ -166,13 +166,9 @@ def reservoir_sampling(
             "inputs"
         )
     if num_to_collect < 1:
-        raise ValueError(
-            f"ReservoirSampling: num_to_collect is {num_to_collect}, expected 1 or more"
-        )
+        raise ValueError(f"num_to_collect is {num_to_collect}, expected 1 or more")
     if ids is not None and tuple(ids.shape) != (len(x),):
-        raise ValueError(
-            f"ReservoirSampling: the ids have the shape {tuple(ids.shape)}, expected ({len(x)},)"
-        )
+        raise ValueError(f"the ids have the shape {tuple(ids.shape)}, expected ({len(x)},)")
     with mutex:
         rows = list(kept) if kept is not None and kept.numel() else []
         begins = not rows

@@ -39,9 +39,7 @@ def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
     if -1 in sizes:
         known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
         if total and (known == 0 or total % known):
-            raise ValueError(
-                f"the size that -1 stands for in {list(wanted)} does not follow from {list(old)}"
-            )
+            raise ValueError(f"-1 in the shape {list(wanted)} does not follow from {list(old)}")
         return [total // max(known, 1) if size == -1 else size for size in sizes]
     if int(np.prod(sizes, dtype=np.int64)) != total:
         raise ValueError(f"a tensor of shape {list(old)} cannot have the shape {sizes}")
@@ -152,9 +150,7 @@ def _prepend_rule(maker: GradientMaker) -> None:
 def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
     """Return x with its first dimension split in two, the first of `dim_size`."""
     if x.shape[0] % dim_size:
-        raise ValueError(
-            f"the first dimension, {x.shape[0]}, is not a multiple of dim_size, {dim_size}"
-        )
+        raise ValueError(f"the first dimension, {x.shape[0]}, is no multiple of {dim_size}")
     return x.reshape(dim_size, x.shape[0] // dim_size, *x.shape[1:])
 
 
@@ -190,10 +186,7 @@ def tile_gradient(
     tiles = tiles if tiles_tensor is None else int(tiles_tensor.item())
     axis = axis_of(axis if axis_tensor is None else int(axis_tensor.item()), dy.dim())
     if dy.shape[axis] % tiles:
-        raise ValueError(
-            f"the gradient has {dy.shape[axis]} values along the axis {axis}, no multiple of "
-            f"{tiles}"
-        )
+        raise ValueError(f"the gradient's size, {dy.shape[axis]}, is no multiple of {tiles}")
     return dy.reshape(*dy.shape[:axis], tiles, -1, *dy.shape[axis + 1 :]).sum(axis)
 
 
@@ -272,9 +265,7 @@ def slice_gradient(
     if limits:
         for name, value in zip(("starts", "ends"), limits, strict=False):
             if value.dim() != 1:
-                raise ValueError(
-                    f"the input {name} has the shape {tuple(value.shape)}, expected a vector"
-                )
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}, expected a vector")
         starts, ends = limits[0].tolist(), limits[1].tolist()
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=dy.device)
     part = dx[_slices(x, starts, ends)]

@@ -156,7 +156,5 @@ def glu(x: Tensor, *, dim: int = -1) -> Tensor:
     """Return the first half along a dimension times the sigmoid of the second."""
     axis = axis_of(dim, x.dim())
     if x.shape[axis] % 2:
-        raise ValueError(
-            f"the input has {x.shape[axis]} values along the axis {axis}, expected an even number"
-        )
+        raise ValueError(f"the axis {axis} has {x.shape[axis]} values, expected an even number")
     return functional.glu(x, axis)

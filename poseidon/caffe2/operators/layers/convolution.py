@@ -270,9 +270,7 @@ class _Local:
         fit = self.windows.fit(x.shape[2:], w.shape[count + 2 :])
         expected = (*fit.output, w.shape[count], x.shape[1] // self.group, *fit.kernel)
         if w.shape != expected:
-            raise ValueError(
-                f"the filters have the shape {list(w.shape)}, {list(expected)} expected"
-            )
+            raise ValueError(f"the filters have the shape {list(w.shape)}, not {list(expected)}")
         parts = fit.pad(x)
         for axis in range(count):
             reach = fit.dilation[axis] * (fit.kernel[axis] - 1) + 1

@@ -193,9 +193,7 @@ def huffman_tree_hierarchy(labels: Tensor, *, num_classes: int) -> np.ndarray:
         num_classes: the number of classes; labels are less than it.
     """
     if labels.dim() != 1 or (labels.numel() and int(labels.max()) >= num_classes):
-        raise ValueError(
-            f"HuffmanTreeHierarchy: labels must be a vector of numbers below {num_classes}"
-        )
+        raise ValueError(f"the labels must be a vector of numbers below {num_classes}")
     counts = torch.bincount(labels.long(), minlength=num_classes).tolist()
     order = itertools.count()
     waiting: list[tuple[int, int, NodeProto | int]] = [

@@ -115,9 +115,7 @@ class BoxWithNMSLimit:
         legacy_plus_one: bool = True,
     ) -> None:
         if soft_nms_method not in ("linear", "gaussian", "hard"):
-            raise ValueError(
-                f"soft_nms_method must be linear, gaussian or hard, not {soft_nms_method!r}"
-            )
+            raise ValueError(f"soft_nms_method={soft_nms_method!r}: use linear, gaussian or hard")
         self.least, self.overlap, self.most = score_thresh, nms, detections_per_im
         self.soft = _Softening(soft_nms_method, soft_nms_sigma, nms, soft_nms_min_score_thres)
         self.softened = soft_nms_enabled
@@ -260,10 +258,7 @@ def collect_and_distribute(
     """
     count, one = rpn_max_level - rpn_min_level + 1, float(legacy_plus_one)
     if len(parts) != 2 * count:
-        raise ValueError(
-            f"{len(parts)} inputs are given, {2 * count} expected: boxes and scores of {count} "
-            "levels"
-        )
+        raise ValueError(f"{len(parts)} inputs, expected {2 * count}: boxes and scores by level")
     for box in parts[:count]:
         check_tensor("an input of boxes", box, (len(box) if box.dim() else 0, 5))
     for box, score in zip(parts[:count], parts[count:], strict=True):

@@ -212,9 +212,7 @@ def ctc_beam_search_decoder(
         ValueError: `num_candidates` is not in its range.
     """
     if not 1 <= num_candidates <= beam_width:
-        raise ValueError(
-            f"num_candidates must be from 1 to the beam_width {beam_width}, not {num_candidates}"
-        )
+        raise ValueError(f"num_candidates={num_candidates}, expected 1 to beam_width={beam_width}")
     sizes: list[int] = []
     labels: list[int] = []
     values: list[float] = []

@@ -56,10 +56,7 @@ class Fit:
     def check_gradient(self, dy: Tensor) -> None:
         """Raise ValueError for a gradient, channels second, without one value for each window."""
         if tuple(dy.shape[2:]) != self.output:
-            raise ValueError(
-                f"the gradient has windows {tuple(dy.shape[2:])}, expected {self.output} for this "
-                "image and kernel"
-            )
+            raise ValueError(f"the gradient has {tuple(dy.shape[2:])} windows, not {self.output}")
 
     def check_transposed(self, x: Tensor, dy: Tensor) -> None:
         """Raise ValueError for a gradient without the size of x's transposed convolution.
@@ -81,9 +78,7 @@ class Fit:
             for size, kernel, stride, dilation, head, tail, more in sides
         )
         if tuple(dy.shape[2:]) != expected:
-            raise ValueError(
-                f"the gradient has the size {tuple(dy.shape[2:])}, expected {expected}"
-            )
+            raise ValueError(f"the gradient has the size {tuple(dy.shape[2:])}, not {expected}")
 
 
 class Windows:
@@ -126,9 +121,7 @@ class Windows:
         crops = definition.type.startswith("PadImage")
         negative = not crops and min([self.pad, *self.pads]) < 0
         if min(self.stride) < 1 or min(self.dilation) < 1 or negative:
-            raise ValueError(
-                f"{definition.type}: a stride or a dilation is below 1, or a padding is negative"
-            )
+            raise ValueError(f"{definition.type}: stride or dilation below 1, or padding below 0")
 
     def fit(self, images: Sequence[int], kernel: Sequence[int] | None = None) -> Fit:
         """Return the windows for images of a size.

@@ -199,9 +199,7 @@ def data_type(given: Any) -> int:
         try:
             return int(TensorProto.DataType.Value(name.upper()))
         except ValueError:
-            raise ValueError(
-                f"there is no data type {name}; expected a name such as FLOAT or INT32"
-            ) from None
+            raise ValueError(f"there is no data type {name}; one is FLOAT") from None
     return int(given)
 
 
@@ -276,9 +274,7 @@ def where(condition: Tensor, x: Any, y: Any, *, broadcast_on_rows: bool = False)
     """Return x where the condition holds, else y; `broadcast_on_rows` takes one value a row."""
     expected = tuple(x.shape[:1] if broadcast_on_rows else x.shape)
     if tuple(condition.shape) != expected:
-        raise ValueError(
-            f"the condition has the shape {tuple(condition.shape)}, expected {expected}"
-        )
+        raise ValueError(f"the condition has the shape {tuple(condition.shape)}, not {expected}")
     if isinstance(x, np.ndarray):
         chosen = condition.cpu().numpy()
         shape = chosen.shape + (1,) * (x.ndim - chosen.ndim) if broadcast_on_rows else chosen.shape

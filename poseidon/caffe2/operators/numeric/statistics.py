@@ -33,9 +33,7 @@ class AccumulateHistogram:
         self, *, lower_bound: float = 0.0, upper_bound: float = 1.0, num_buckets: int = 1
     ) -> None:
         if lower_bound >= upper_bound:
-            raise ValueError(
-                f"the lower bound {lower_bound} is not below the upper bound {upper_bound}"
-            )
+            raise ValueError(f"lower_bound={lower_bound} is not below upper_bound={upper_bound}")
         self.low = lower_bound
         self.step = (upper_bound - lower_bound) / num_buckets
         self.buckets = num_buckets
@@ -102,9 +100,7 @@ def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
     """
     sizes = lengths.tolist()
     if len(sizes) != x.shape[1] or sum(sizes) != len(table) or min(sizes, default=1) < 1:
-        raise ValueError(
-            f"the lengths {sizes} do not fit {x.shape[1]} columns and {len(table)} rows"
-        )
+        raise ValueError(f"lengths {sizes} do not fit {x.shape[1]} columns and {len(table)} rows")
     parts = [(part[:, 0], part[:, 1], part[:, 1], part[:, 1]) for part in table.split(sizes)]
     return torch.stack([_share(value, *part) for value, part in zip(x.t(), parts, strict=True)], 1)
 
@@ -156,9 +152,7 @@ def bisect_percentile(
         or {sum(lengths)} != set(map(len, given))
         or min(lengths, default=1) < 1
     ):
-        raise ValueError(
-            f"the lengths {lengths} do not fit {x.shape[1]} columns and the known values"
-        )
+        raise ValueError(f"lengths {lengths} do not fit {x.shape[1]} columns and the known values")
     parts = [
         torch.tensor(values, dtype=x.dtype, device=x.device).split(lengths) for values in given
     ]

@@ -139,9 +139,7 @@ def _check_like_keys(keys: Tensor, others: Sequence[Tensor]) -> None:
     for value in others:
         if value.shape[: keys.dim()] != keys.shape:
             wanted = ", ".join([*map(str, keys.shape), "..."])
-            raise ValueError(
-                f"an input has the shape {tuple(value.shape)}, expected ({wanted}) as the keys"
-            )
+            raise ValueError(f"an input has the shape {tuple(value.shape)}, not ({wanted}) as keys")
 
 
 def _parts(keys: Tensor, count: int) -> Tensor:

@@ -43,9 +43,7 @@ def batch_sparse_to_dense(
     """
     width = dense_last_dim if like is None else like.shape[1]
     if width < 1:
-        raise ValueError(
-            "BatchSparseToDense needs dense_last_dim, or a fourth input as wide as the result"
-        )
+        raise ValueError("BatchSparseToDense needs dense_last_dim, or a wide fourth input")
     dense = torch.full(
         (len(lengths), width), default_value, dtype=values.dtype, device=values.device
     )
@@ -270,9 +268,7 @@ def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
     made: list[Any] = [padded]
     for feature in features:
         if feature.ndim < 1 or len(feature) != count:
-            raise ValueError(
-                f"a feature has the shape {tuple(feature.shape)}, expected ({count}, ...)"
-            )
+            raise ValueError(f"a feature has the shape {tuple(feature.shape)}, not ({count}, ...)")
         if isinstance(feature, np.ndarray):
             wide: Any = np.full((len(rows), *feature.shape[1:]), b"", dtype=object)
             wide[rows.numpy()] = feature

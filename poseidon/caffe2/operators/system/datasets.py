@@ -67,9 +67,7 @@ class TreeCursor:
             RuntimeError: a domain's columns differ in their rows, or from the lengths' sum.
         """
         if len(columns) != len(self.fields):
-            raise EnforceNotMet(
-                f"{len(columns)} columns are given, the data set has {len(self.fields)}"
-            )
+            raise EnforceNotMet(f"{len(columns)} columns, the data set has {len(self.fields)}")
         sizes: dict[int, int] = {}
         for name, domain, column in zip(self.fields, self.domains, columns, strict=True):
             if sizes.setdefault(domain, len(column)) != len(column):
@@ -303,9 +301,7 @@ class CollectTensor:
         """
         count = len(inputs) // 2
         if len(inputs) != 2 * count:
-            raise ValueError(
-                f"{len(inputs)} inputs are given: as many tensors as vectors are expected"
-            )
+            raise ValueError(f"{len(inputs)} inputs: expected as many tensors as vectors")
         vectors = [[] if vector is None else vector for vector in inputs[:count]]
         place = self._place()
         for vector, tensor in zip(vectors, inputs[count:], strict=True):
@@ -356,14 +352,10 @@ def unpack_records(packed: Any, *prototypes: Any, fields: list[str]) -> list[Any
     """
     for number, value in enumerate(prototypes):
         if not value.ndim:
-            raise EnforceNotMet(
-                f"UnPackRecords: the prototype {number} has no dimensions, expected rows"
-            )
+            raise EnforceNotMet(f"UnPackRecords: the prototype {number} has no rows")
     parts = [*([[value[:0] for value in prototypes]] if prototypes else []), *packed]
     if not parts:
-        raise EnforceNotMet(
-            "UnPackRecords: there are no records, and no prototypes give the types of the columns"
-        )
+        raise EnforceNotMet("UnPackRecords: neither records nor prototypes give the types")
     if any(len(part) != len(fields) for part in parts):
         raise EnforceNotMet(f"UnPackRecords: records of {len(fields)} columns are expected")
     return [_rejoined(column) for column in zip(*parts, strict=True)]

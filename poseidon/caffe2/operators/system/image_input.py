@@ -96,9 +96,7 @@ class ImageInput:
         _check(batch_size, decode_threads, scale_jitter_type, random_scale)
         extras = max(context.outputs - 2, 0)
         if output_sizes and len(output_sizes) != extras:
-            raise ValueError(
-                f"ImageInput: {extras} further outputs have {len(output_sizes)} output_sizes"
-            )
+            raise ValueError(f"ImageInput: {extras} more outputs, {len(output_sizes)} output_sizes")
         self.context, self.batch, self.color = context, batch_size, bool(color)
         self.on_gpu, self.dtype = use_gpu_transform, _output_type(output_type)
         self.format = Format(
@@ -246,9 +244,7 @@ def _check(
     if decode_threads < 1:
         raise ValueError(f"ImageInput: decode_threads must be above 0, not {decode_threads}")
     if scale_jitter_type not in (0, 1):
-        raise ValueError(
-            f"ImageInput: scale_jitter_type must be 0 or 1 (Inception), not {scale_jitter_type}"
-        )
+        raise ValueError(f"ImageInput: scale_jitter_type={scale_jitter_type}, expected 0 or 1")
     if len(random_scale) != 2:
         raise ValueError(f"ImageInput: random_scale must be two lengths, not {random_scale}")
 

@@ -272,9 +272,7 @@ class QueueCursor:
         if self._entry is None:
             self._entry = self._queue.get(self._timeout_s)
             if self._entry is None:
-                raise EnforceNotMet(
-                    f"The queue is closed; its last record was number {self.position - 1}"
-                )
+                raise EnforceNotMet(f"The queue is closed after record {self.position - 1}")
         return self._entry
 
     def key(self) -> bytes:
@@ -294,9 +292,7 @@ class QueueCursor:
     def seek(self, record: int) -> None:
         """Raise RuntimeError for a record that is not current: queues give entries once."""
         if record != self.position:
-            raise EnforceNotMet(
-                "A queue gives its records once and in order: it has no shards and no rewind"
-            )
+            raise EnforceNotMet("A queue is read once and in order: no shards, no rewind")
 
     def close(self) -> None:
         """Do nothing: the queue belongs to others too."""
@@ -360,9 +356,7 @@ class EnqueueRebatchingQueue:
         entry = _entry_of(queue, inputs[1:])
         rows = {len(value) for value in entry} if self.batch else {1}
         if len(rows) != 1:
-            raise EnforceNotMet(
-                f"The blobs of a batch have different numbers of rows: {sorted(rows)}"
-            )
+            raise EnforceNotMet(f"The blobs of a batch differ in their rows: {sorted(rows)}")
         for row in range(rows.pop()):
             if not queue.put([value[row] for value in entry] if self.batch else entry):
                 raise EnforceNotMet("The queue is closed")

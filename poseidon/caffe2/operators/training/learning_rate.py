@@ -254,9 +254,7 @@ def policy_of(name: str, arguments: Arguments) -> Policy:
         ValueError: there is no policy of this name.
     """
     if name not in POLICIES:
-        raise ValueError(
-            f"there is no learning rate policy {name!r}; the policies are {', '.join(POLICIES)}"
-        )
+        raise ValueError(f"no learning rate policy is {name!r}; they are {', '.join(POLICIES)}")
     return POLICIES[name](arguments)
 
 
