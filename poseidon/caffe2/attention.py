@@ -57,6 +57,10 @@ def _projected(model: Any, blob: Any, size_in: int, size_out: int, scope: Any, n
     return model.net.Squeeze(made, made, dims=[0])
 
 
+def _of_decoder(model: Any, state: Any, state_size: int, size: int, scope: Any) -> Any:
+    return _projected(model, state, state_size, size, scope, "weighted_decoder_hidden_state")
+
+
 def _attend(
     model: Any, summed: Any, size: int, outputs_transposed: Any, scope: Any, encoder_lengths: Any
 ) -> Attention:
@@ -78,22 +82,9 @@ def apply_recurrent_attention(
 ) -> Attention:
     """Attend by the decoder's state and the context before (arXiv 1601.03317, section 4.1)."""
     size = encoder_output_dim
-    before = _projected(
-        model,
-        attention_weighted_encoder_context_t_prev,
-        size,
-        size,
-        scope,
-        "weighted_prev_attention_context",
-    )
-    state = _projected(
-        model,
-        decoder_hidden_state_t,
-        decoder_hidden_state_dim,
-        size,
-        scope,
-        "weighted_decoder_hidden_state",
-    )
+    context, name = attention_weighted_encoder_context_t_prev, "weighted_prev_attention_context"
+    before = _projected(model, context, size, size, scope, name)
+    state = _of_decoder(model, decoder_hidden_state_t, decoder_hidden_state_dim, size, scope)
     both = model.net.Add([before, state], _scoped(scope, "decoder_hidden_encoder_outputs_sum_tmp"))
     name = _scoped(scope, "decoder_hidden_encoder_outputs_sum")
     summed = model.net.Add([weighted_encoder_outputs, both], name, broadcast=1)
@@ -112,14 +103,7 @@ def apply_regular_attention(
 ) -> Attention:
     """Attend by the decoder's state (arXiv 1409.0473)."""
     size = encoder_output_dim
-    state = _projected(
-        model,
-        decoder_hidden_state_t,
-        decoder_hidden_state_dim,
-        size,
-        scope,
-        "weighted_decoder_hidden_state",
-    )
+    state = _of_decoder(model, decoder_hidden_state_t, decoder_hidden_state_dim, size, scope)
     name = _scoped(scope, "decoder_hidden_encoder_outputs_sum")
     summed = model.net.Add([weighted_encoder_outputs, state], name, broadcast=1)
     return _attend(model, summed, size, encoder_outputs_transposed, scope, encoder_lengths)
@@ -167,14 +151,7 @@ def apply_soft_coverage_attention(
     The coverage after the step, of shape (1, N, L), is a fourth value.
     """
     size = encoder_output_dim
-    state = _projected(
-        model,
-        decoder_hidden_state_t,
-        decoder_hidden_state_dim,
-        size,
-        scope,
-        "weighted_decoder_hidden_state",
-    )
+    state = _of_decoder(model, decoder_hidden_state_t, decoder_hidden_state_dim, size, scope)
     name = _scoped(scope, "decoder_hidden_encoder_outputs_sum")
     both = model.net.Add([weighted_encoder_outputs, state], f"{name}_tmp", broadcast=1)
     flat = model.net.Squeeze(coverage_t_prev, _scoped(scope, "coverage_t_prev_2d"), dims=[0])

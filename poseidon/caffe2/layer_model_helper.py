@@ -86,12 +86,7 @@ class LayerModelHelper(ModelHelper):
         return name
 
     def create_param(  # type: ignore[override]
-        self,
-        param_name: Any,
-        shape: Any,
-        initializer: Any,
-        optimizer: Any = None,
-        **_: Any,
+        self, param_name: Any, shape: Any, initializer: Any, optimizer: Any = None, **_: Any
     ) -> layers.LayerParameter:
         """Return a parameter; a shared one (`ParameterSharing`) has one shape.
 

@@ -101,10 +101,8 @@ def pipe(
         group: of the task, in place of the current one.
         num_runtime_threads: instances of the task, which share its nets.
     """
-    made, _ = _pipe_step(
-        input, output, num_threads, processor, name, capacity, group, num_runtime_threads, None
-    )
-    return made
+    more = (name, capacity, group, num_runtime_threads)
+    return _pipe_step(input, output, num_threads, processor, *more, None)[0]
 
 
 def pipe_and_output(
@@ -120,17 +118,8 @@ def pipe_and_output(
 ) -> tuple[Any, Any]:
     """Do what `pipe` does; return also the task's outputs, as `final_outputs` names them."""
     assert num_threads > 0
-    made, task = _pipe_step(
-        input,
-        output,
-        num_threads,
-        processor,
-        name,
-        capacity,
-        group,
-        num_runtime_threads,
-        final_outputs,
-    )
+    more = (name, capacity, group, num_runtime_threads)
+    made, task = _pipe_step(input, output, num_threads, processor, *more, final_outputs)
     if final_outputs is None:
         return made, None
     outputs = task.outputs()

@@ -88,49 +88,31 @@ def _drawn(image: Array, cmap: Any) -> Array:
 _visualizer = PatchVisualizer()
 
 
-class NHWC:
-    """The functions of `PatchVisualizer` for patches with their channels last."""
+class _Order:
+    """The functions of `PatchVisualizer` for patches whose channels are at an axis, -1 or -3."""
 
-    @staticmethod
-    def ShowSingle(patch: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw one patch (H, W, C)."""
-        _visualizer.ShowSingle(patch, *args, **kwargs)
+    def __init__(self, channels: int) -> None:
+        self._channels = channels
 
-    @staticmethod
-    def ShowMultiple(patches: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw patches (N, H, W, C)."""
-        _visualizer.ShowMultiple(patches, *args, **kwargs)
+    def _last(self, patches: Array) -> Array:
+        return np.moveaxis(patches, self._channels, -1)
 
-    @staticmethod
-    def ShowImages(patches: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw images (N, H, W, C) of any range of values."""
-        _visualizer.ShowImages(patches, *args, **kwargs)
+    def ShowSingle(self, patch: Array, *args: Any, **kwargs: Any) -> None:
+        """Draw one patch."""
+        _visualizer.ShowSingle(self._last(patch), *args, **kwargs)
 
-    @staticmethod
-    def ShowChannels(patch: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw each channel of a patch (H, W, C)."""
-        _visualizer.ShowChannels(patch, *args, **kwargs)
+    def ShowMultiple(self, patches: Array, *args: Any, **kwargs: Any) -> None:
+        """Draw patches (N, ...)."""
+        _visualizer.ShowMultiple(self._last(patches), *args, **kwargs)
+
+    def ShowImages(self, patches: Array, *args: Any, **kwargs: Any) -> None:
+        """Draw images (N, ...) of any range of values."""
+        _visualizer.ShowImages(self._last(patches), *args, **kwargs)
+
+    def ShowChannels(self, patch: Array, *args: Any, **kwargs: Any) -> None:
+        """Draw each channel of a patch."""
+        _visualizer.ShowChannels(self._last(patch), *args, **kwargs)
 
 
-class NCHW:
-    """The functions of `PatchVisualizer` for patches with their channels first."""
-
-    @staticmethod
-    def ShowSingle(patch: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw one patch (C, H, W)."""
-        _visualizer.ShowSingle(patch.transpose(1, 2, 0), *args, **kwargs)
-
-    @staticmethod
-    def ShowMultiple(patches: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw patches (N, C, H, W)."""
-        _visualizer.ShowMultiple(patches.transpose(0, 2, 3, 1), *args, **kwargs)
-
-    @staticmethod
-    def ShowImages(patches: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw images (N, C, H, W) of any range of values."""
-        _visualizer.ShowImages(patches.transpose(0, 2, 3, 1), *args, **kwargs)
-
-    @staticmethod
-    def ShowChannels(patch: Array, *args: Any, **kwargs: Any) -> None:
-        """Draw each channel of a patch (C, H, W)."""
-        _visualizer.ShowChannels(patch.transpose(1, 2, 0), *args, **kwargs)
+NHWC = _Order(-1)
+NCHW = _Order(-3)

@@ -228,11 +228,7 @@ def common_world(
 
 
 def all_reduce(
-    model: Any,
-    net: Any,
-    names: Sequence[str],
-    use_nccl: bool,
-    max_concurrent_distributed_ops: int,
+    model: Any, net: Any, names: Sequence[str], use_nccl: bool, max_concurrent_distributed_ops: int
 ) -> None:
     """Sum blobs over all devices of all shards, in the order of `names`."""
     rendezvous = model._rendezvous

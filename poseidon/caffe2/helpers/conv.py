@@ -180,18 +180,8 @@ def group_conv(
     **kwargs: Any,
 ) -> Any:
     """Add a convolution in groups; see `conv`."""
-    return conv(
-        model,
-        blob_in,
-        blob_out,
-        dim_in,
-        dim_out,
-        kernel,
-        weight_init=weight_init,
-        bias_init=bias_init,
-        group=group,
-        **kwargs,
-    )
+    kwargs.update(weight_init=weight_init, bias_init=bias_init, group=group)
+    return conv(model, blob_in, blob_out, dim_in, dim_out, kernel, **kwargs)
 
 
 def group_conv_deprecated(

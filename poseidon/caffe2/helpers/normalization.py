@@ -28,6 +28,13 @@ def _scale_and_bias(
     ]
 
 
+def _running_statistics(model: Any, blob_out: Any, dim: int, makers: tuple[Any, Any]) -> list[Any]:
+    """Return references to `_rm` and `_riv`."""
+    starts = zip(("_rm", "_riv"), (0.0, 1.0), makers, strict=True)
+    tag = ParameterTags.COMPUTED_PARAM
+    return [_constant(model, blob_out + end, dim, start, tag, made) for end, start, made in starts]
+
+
 def lrn(
     model: Any,
     blob_in: Any,
@@ -99,11 +106,8 @@ def spatial_bn(
     made = _scale_and_bias(
         model, blob_out, dim_in, (init_scale, init_bias), (ScaleInitializer, BiasInitializer)
     )
-    computed = ParameterTags.COMPUTED_PARAM
-    mean = _constant(model, blob_out + "_rm", dim_in, 0.0, computed, RunningMeanInitializer)
-    variance = _constant(
-        model, blob_out + "_riv", dim_in, 1.0, computed, RunningVarianceInitializer
-    )
+    makers = (RunningMeanInitializer, RunningVarianceInitializer)
+    mean, variance = _running_statistics(model, blob_out, dim_in, makers)
     inputs = [blob_in, *made, mean, variance]
     if kwargs.get("is_test"):
         return model.net.SpatialBN(inputs, blob_out, order=order, **kwargs)
@@ -169,16 +173,11 @@ def moments_with_running_stats(
         the references to mean and variance.
     """
     blob_out = blob_out or model.net.NextName()
-    computed = ParameterTags.COMPUTED_PARAM
-    mean = _constant(model, blob_out + "_rm", dim_in, 0.0, computed, RunningMeanInitializer)
-    variance = _constant(
-        model, blob_out + "_riv", dim_in, 1.0, computed, RunningVarianceInitializer
-    )
+    makers = (RunningMeanInitializer, RunningVarianceInitializer)
+    mean, variance = _running_statistics(model, blob_out, dim_in, makers)
     outputs = [blob_out + "_sm", blob_out + "_sv"]
-    if order == "NCHW":
-        moments = model.net.Moments([blob_in], outputs, axes=[0, 2, 3], order=order, keepdims=False)
-    else:
-        moments = model.net.Moments([blob_in], outputs, axes=[0, 1, 2], order=order, keepdims=False)
+    axes = [0, 2, 3] if order == "NCHW" else [0, 1, 2]
+    moments = model.net.Moments([blob_in], outputs, axes=axes, order=order, keepdims=False)
     momentum = kwargs.get("momentum", 0.9)
     for running, batch in zip((mean, variance), moments, strict=True):
         model.net.WeightedSum(

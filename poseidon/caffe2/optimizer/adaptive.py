@@ -40,10 +40,7 @@ class WngradOptimizer(AlphaOptimizer):
             return
         self._add_lars(net, param_init_net, param_info, self.lars)
         rate, _ = self._rate(net, param_init_net)
-        moment = param_init_net.ConstantFill(
-            [], f"{param}_moment", shape=[1], value=self.moment_init
-        )
-        self._aux_params.local.append(moment)
+        moment = self._constant(param_init_net, param, "moment", 1, self.moment_init)
         settings = {"epsilon": self.epsilon, "engine": self.engine}
         if isinstance(grad, core.GradientSlice):
             grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
@@ -51,11 +48,7 @@ class WngradOptimizer(AlphaOptimizer):
                 [param, moment, grad.indices, grad.values, rate], [param, moment], **settings
             )
             return
-        outputs = [param, moment]
-        if self.output_effective_lr or self.output_effective_lr_and_update:
-            outputs.append(f"{param}_effective_lr")
-        if self.output_effective_lr_and_update:
-            outputs.append(f"{param}_update")
+        outputs = [param, moment, *self._effective(param)]
         net.Wngrad([param, moment, grad, rate], outputs, **settings)
 
 
@@ -88,10 +81,7 @@ class StormOptimizer(AlphaOptimizer):
         self._add_lars(net, param_init_net, param_info, self.lars)
         rate, _ = self._rate(net, param_init_net)
         moment = self._state(param_init_net, param, "moment")
-        total = param_init_net.ConstantFill(
-            [], f"{param}_grad_sq_sum", shape=[1], value=self.grad_sq_sum_init
-        )
-        self._aux_params.local.append(total)
+        total = self._constant(param_init_net, param, "grad_sq_sum", 1, self.grad_sq_sum_init)
         state = [param, moment, total]
         settings = {"momentum": self.momentum, "beta": self.beta}
         if isinstance(grad, core.GradientSlice):

@@ -212,6 +212,12 @@ class Optimizer:
         self._aux_params.local.append(blob)
         return blob
 
+    def _constant(self, init_net: Any, param: Any, suffix: str, size: int, value: float) -> Any:
+        """Return a vector of equal values that belongs to the state."""
+        blob = init_net.ConstantFill([], f"{param}_{suffix}", shape=[size], value=value)
+        self._aux_params.local.append(blob)
+        return blob
+
     @staticmethod
     def dedup(net: Any, sparse_dedup_aggregator: str | None, grad: Any) -> Any:
         """Return a sparse gradient in which each index is once, where an aggregator is given."""
@@ -230,11 +236,20 @@ class Optimizer:
 class AlphaOptimizer(Optimizer):
     """An optimizer with a base learning rate `alpha` and a policy."""
 
+    output_effective_lr = False
+    output_effective_lr_and_update = False
+
     def __init__(self, alpha: float, policy: str, kwargs: dict[str, Any]) -> None:
         super().__init__()
         self.alpha = alpha
         self.policy = policy
         self.init_kwargs = kwargs
+
+    def _effective(self, param: Any) -> list[str]:
+        """Return the blobs of the effective learning rate and of the update, as asked for."""
+        names = ["effective_lr", "update"][: 2 if self.output_effective_lr_and_update else 1]
+        wanted = self.output_effective_lr or self.output_effective_lr_and_update
+        return [f"{param}_{name}" for name in names] if wanted else []
 
     def _rate(self, net: Any, init_net: Any, sign: int = -1) -> tuple[Any, Any]:
         rate = sign * self.alpha

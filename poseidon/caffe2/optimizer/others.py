@@ -11,7 +11,7 @@ from poseidon.caffe2.optimizer.base import AlphaOptimizer, Optimizer, iteration_
 class FtrlOptimizer(Optimizer):
     """FTRL-Proximal (McMahan et al., 2013)."""
 
-    suffix = "ftrl_nz"
+    operator, suffix = "Ftrl", "ftrl_nz"
     sparse = True
 
     def __init__(
@@ -32,9 +32,6 @@ class FtrlOptimizer(Optimizer):
         self.sparse_dedup_aggregator = sparse_dedup_aggregator
         self.engine = engine
 
-    def _dense(self, net: Any) -> Any:
-        return net.Ftrl
-
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
         param, grad = param_info.blob, param_info.grad
         if self.alpha <= 0:
@@ -52,7 +49,7 @@ class FtrlOptimizer(Optimizer):
             grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
             net.SparseFtrl([param, state, grad.indices, grad.values], [param, state], **settings)
         else:
-            self._dense(net)([param, state, grad], [param, state], **settings)
+            getattr(net, self.operator)([param, state, grad], [param, state], **settings)
 
     def scale_learning_rate(self, scale: float) -> None:
         self.alpha *= scale
@@ -61,11 +58,8 @@ class FtrlOptimizer(Optimizer):
 class GFtrlOptimizer(FtrlOptimizer):
     """FTRL with a penalty for groups (rows) of weights."""
 
-    suffix = "gftrl_nz"
+    operator, suffix = "GFtrl", "gftrl_nz"
     sparse = False
-
-    def _dense(self, net: Any) -> Any:
-        return net.GFtrl
 
 
 class YellowFinOptimizer(AlphaOptimizer):
@@ -104,19 +98,13 @@ class YellowFinOptimizer(AlphaOptimizer):
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
         param, grad = param_info.blob, param_info.grad
         assert not isinstance(grad, core.GradientSlice), "YellowFin needs dense gradients"
-
-        def small(suffix: str, size: int, value: float) -> Any:
-            blob = param_init_net.ConstantFill([], f"{param}_{suffix}", shape=[size], value=value)
-            self._aux_params.local.append(blob)
-            return blob
-
         moment = self._state(param_init_net, param, "moment")
-        window = small("curv_win", self.curv_win_width, 0.0)
+        window = self._constant(param_init_net, param, "curv_win", self.curv_win_width, 0.0)
         mean = self._state(param_init_net, param, "g_avg")
         square = self._state(param_init_net, param, "g2_avg")
-        rate = small("lr_avg", 1, self.alpha)
-        momentum = small("mu_avg", 1, self.mu)
-        memory = small("scalars_memory", 5, 0.0)
+        rate = self._constant(param_init_net, param, "lr_avg", 1, self.alpha)
+        momentum = self._constant(param_init_net, param, "mu_avg", 1, self.mu)
+        memory = self._constant(param_init_net, param, "scalars_memory", 5, 0.0)
         iteration = iteration_of(net, param_init_net)
         self._aux_params.shared.append(iteration)
         state = [param, moment, rate, momentum, window, mean, square, memory]

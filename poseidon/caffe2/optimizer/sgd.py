@@ -100,12 +100,7 @@ class MultiPrecisionSgdOptimizer(SgdOptimizer):
     ) -> None:
         """Take the settings; see `SgdOptimizer`."""
         super().__init__(
-            base_learning_rate=base_learning_rate,
-            policy=policy,
-            momentum=momentum,
-            nesterov=nesterov,
-            sparse_dedup_aggregator=sparse_dedup_aggregator,
-            **kwargs,
+            base_learning_rate, policy, momentum, nesterov, sparse_dedup_aggregator, **kwargs
         )
 
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
@@ -145,12 +140,7 @@ class FP16SgdOptimizer(SgdOptimizer):
     ) -> None:
         """Take the settings; see `SgdOptimizer`."""
         super().__init__(
-            base_learning_rate=base_learning_rate,
-            policy=policy,
-            momentum=momentum,
-            nesterov=nesterov,
-            sparse_dedup_aggregator=sparse_dedup_aggregator,
-            **kwargs,
+            base_learning_rate, policy, momentum, nesterov, sparse_dedup_aggregator, **kwargs
         )
         self.weight_decay = weight_decay
 
@@ -169,18 +159,17 @@ class FP16SgdOptimizer(SgdOptimizer):
             "weight_decay": self.weight_decay,
         }
         if fp32_update:
-            buffer = self._state(param_init_net, param, "momentum")
-            net.FP32MomentumSGDUpdate(
-                [grad, buffer, rate, param], [grad, buffer, param], **settings
+            update, buffer = (
+                net.FP32MomentumSGDUpdate,
+                self._state(param_init_net, param, "momentum"),
             )
         else:
+            update = net.FP16MomentumSGDUpdate
             buffer = param_init_net.Float16ConstantFill(
                 [], f"{param}_momentum", shape=param_info.shape, value=0.0
             )
             self._aux_params.local.append(buffer)
-            net.FP16MomentumSGDUpdate(
-                [grad, buffer, rate, param], [grad, buffer, param], **settings
-            )
+        update([grad, buffer, rate, param], [grad, buffer, param], **settings)
 
 
 class WeightDecayBuilder(Optimizer):
@@ -277,11 +266,7 @@ class AdagradOptimizer(AlphaOptimizer):
             self._run_sparse(net, param_init_net, inputs, iteration, settings)
         else:
             assert not self.rowWise, "rowWise Adagrad needs a sparse gradient"
-            outputs = [param, total]
-            if self.output_effective_lr or self.output_effective_lr_and_update:
-                outputs.append(f"{param}_effective_lr")
-            if self.output_effective_lr_and_update:
-                outputs.append(f"{param}_update")
+            outputs = [param, total, *self._effective(param)]
             net.Adagrad([param, total, grad, rate], outputs, decay=float(self.decay), **settings)
         if self.weight_scale:
             self._add_weight_scale(net, [param, total], iteration)

@@ -208,6 +208,9 @@ class RNNCell:
 class _Gated(RNNCell):
     """A cell with gates, whose part of the input is prepared for all steps at once."""
 
+    default_initializer: Any = None
+    """A class that makes the first states of so many hidden units."""
+
     def __init__(
         self,
         input_size: int,
@@ -228,6 +231,8 @@ class _Gated(RNNCell):
             initializer: of the first states.
             kwargs: see `RNNCell`.
         """
+        if initializer is None and self.default_initializer is not None:
+            initializer = self.default_initializer(hidden_size)
         super().__init__(initializer=initializer, **kwargs)
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -308,17 +313,7 @@ class LSTMCell(_Gated):
     """Long short-term memory."""
 
     norm = False
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        forget_bias: float,
-        memory_optimization: bool,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(input_size, hidden_size, forget_bias, memory_optimization, **kwargs)
-        self.initializer = self.initializer or LSTMInitializer(hidden_size)
+    default_initializer = LSTMInitializer
 
     def get_state_names_override(self) -> Sequence[str]:
         return ["hidden_t", "cell_t"]

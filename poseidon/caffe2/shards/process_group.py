@@ -73,13 +73,7 @@ class Rendezvous:
             listener.listen(network.size)
             port = int(listener.getsockname()[1])
             self.store = dist.TCPStore(
-                host,
-                port,
-                None,
-                True,
-                _timeout(network),
-                False,
-                master_listen_fd=listener.detach(),
+                host, port, None, True, _timeout(network), False, master_listen_fd=listener.detach()
             )
         self.address = f"tcp://{network.host}:{port}"
 

@@ -13,11 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 
-from poseidon.caffe2.shards.process_group import (
-    Backend,
-    ProcessGroup,
-    Rendezvous,
-)
+from poseidon.caffe2.shards.process_group import Backend, ProcessGroup, Rendezvous
 from poseidon.caffe2.shards.rendezvous import Member, check_own, join, published_address
 from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
 from poseidon.errors import JobError, UsageError

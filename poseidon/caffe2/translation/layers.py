@@ -88,12 +88,7 @@ def nothing(layer: LayerParameter, blobs: Blobs, is_test: bool, **_: Any) -> Tra
     return [], []
 
 
-SIMPLE = {
-    "AbsVal": "Abs",
-    "BNLL": "Softplus",
-    "Sigmoid": "Sigmoid",
-    "TanH": "Tanh",
-}
+SIMPLE = {"AbsVal": "Abs", "BNLL": "Softplus", "Sigmoid": "Sigmoid", "TanH": "Tanh"}
 """Layers without settings and blobs."""
 
 

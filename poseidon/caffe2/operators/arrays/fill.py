@@ -80,11 +80,7 @@ def _given(kind: str, dtype: torch.dtype | None) -> None:
     field = {torch.float32: "floats", torch.float64: "floats", None: "strings"}.get(dtype, "ints")
 
     @operator(f"GivenTensor{kind}Fill", gradient=NO_GRADIENT)
-    def given_tensor_fill(
-        *inputs: Tensor,
-        context: Context,
-        filled: Filled = NO_SHAPE,
-    ) -> Any:
+    def given_tensor_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) -> Any:
         size = filled.sizes(inputs, context)
         found = [argument for argument in context.definition.arg if argument.name == "values"]
         if not found:
@@ -111,10 +107,7 @@ for _kind, _dtype in {
 
 @operator("GivenTensorByteStringToUInt8Fill", gradient=NO_GRADIENT)
 def given_tensor_byte_string_fill(
-    *inputs: Tensor,
-    context: Context,
-    values: list[bytes],
-    filled: Filled = NO_SHAPE,
+    *inputs: Tensor, context: Context, values: list[bytes], filled: Filled = NO_SHAPE
 ) -> Tensor:
     """Return the bytes of the first string of `values`, one a value of type uint8."""
     size = filled.sizes(inputs, context)
@@ -142,11 +135,7 @@ def uniform_fill(
 
 @operator("UniformIntFill", gradient=NO_GRADIENT, expected="?, one, one")
 def uniform_int_fill(
-    *inputs: Tensor,
-    context: Context,
-    filled: Filled = NO_SHAPE,
-    min_: int = 0,
-    max_: int = 1,
+    *inputs: Tensor, context: Context, filled: Filled = NO_SHAPE, min_: int = 0, max_: int = 1
 ) -> Tensor:
     """Return integers uniform in `min` to `max`, inclusive; further inputs replace these."""
     size = filled.sizes(inputs[:1], context)

@@ -18,10 +18,7 @@ differentiable(
     lambda x, y, dy: dy * (y + torch.sigmoid(x) * (1 - y)),
 )
 differentiable(  # x * tanh(log(1 + e^x)) (arXiv 1908.08681)
-    "Mish",
-    functional.mish,
-    "I0, O0, GO0",
-    lambda x, y, dy: torch.ops.aten.mish_backward(dy, x),
+    "Mish", functional.mish, "I0, O0, GO0", lambda x, y, dy: torch.ops.aten.mish_backward(dy, x)
 )
 differentiable(  # log(1 + e^x)
     "Softplus",

@@ -43,9 +43,7 @@ def filter_rule(maker: GradientMaker) -> None:
 
 
 @operator(
-    *(f"Conv{count}" for count in DIMENSIONS),
-    gradient=filter_rule,
-    expected="N _ _ *, M _ _ *, M",
+    *(f"Conv{count}" for count in DIMENSIONS), gradient=filter_rule, expected="N _ _ *, M _ _ *, M"
 )
 class Conv:
     """Cross-correlation of images with a filter; each of `group` parts has its own filters."""
@@ -63,15 +61,9 @@ class Conv:
         padding: tuple[int, ...] = fit.before
         if not fit.symmetric:
             x, padding = fit.pad(x), (0,) * len(fit.before)
-        y = _convolve(x, w, b, fit, padding, self.group)
+        zeros = [0] * len(padding)
+        y = torch.convolution(x, w, b, fit.stride, padding, fit.dilation, False, zeros, self.group)
         return channels_last(y) if self.windows.last else y
-
-
-def _convolve(
-    x: Tensor, w: Tensor, b: Tensor | None, fit: Fit, padding: tuple[int, ...], group: int
-) -> Tensor:
-    zeros = [0] * len(padding)
-    return torch.convolution(x, w, b, fit.stride, padding, fit.dilation, False, zeros, group)
 
 
 def _check_channels(x: Tensor, w: Tensor, b: Tensor | None, group: int) -> None:

@@ -153,8 +153,7 @@ def _in_shape_of(x: Tensor, **others: Tensor) -> list[Tensor]:
 
 
 @operator(
-    "MarginRankingCriterion",
-    gradient="MarginRankingCriterionGradient(I0, I1, I2, GO0) -> GI0, GI1",
+    "MarginRankingCriterion", gradient="MarginRankingCriterionGradient(I0, I1, I2, GO0) -> GI0, GI1"
 )
 def margin_ranking_criterion(x1: Tensor, x2: Tensor, y: Tensor, *, margin: float = 1.0) -> Tensor:
     """Return max(0, margin - y * (x1 - x2)) in the shape of x1; the others have as many values."""
@@ -172,8 +171,7 @@ def margin_ranking_criterion_gradient(
 
 
 @operator(
-    "CosineEmbeddingCriterion",
-    gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0",
+    "CosineEmbeddingCriterion", gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0"
 )
 def cosine_embedding_criterion(s: Tensor, y: Tensor, *, margin: float = 0.0) -> Tensor:
     """Return 1 - s for a pair that belongs together (y = 1), else max(0, s - margin)."""

@@ -161,15 +161,11 @@ def partition(
     count = context.outputs // (1 + len(others))
     part = _parts(keys, count)
     _check_like_keys(keys, others)
+    firsts = torch.div(keys, count, rounding_mode="floor") if pack_first_input else keys
     made: list[Tensor] = []
     for number in range(count):
         chosen = part == number
-        first = (
-            torch.div(keys[chosen], count, rounding_mode="floor")
-            if pack_first_input
-            else keys[chosen]
-        )
-        made += [first, *[other[chosen] for other in others]]
+        made += [firsts[chosen], *[other[chosen] for other in others]]
     return tuple(made)
 
 
@@ -181,16 +177,12 @@ def lengths_partition(
     count = context.outputs // (2 + len(others))
     part, ids = _parts(keys, count), ids_of(lengths, len(keys))
     _check_like_keys(keys, others)
+    firsts = torch.div(keys, count, rounding_mode="floor") if pack_first_input else keys
     made: list[Tensor] = []
     for number in range(count):
         chosen = part == number
-        first = (
-            torch.div(keys[chosen], count, rounding_mode="floor")
-            if pack_first_input
-            else keys[chosen]
-        )
         kept = torch.bincount(ids[chosen], minlength=len(lengths)).to(lengths.dtype)
-        made += [kept, first, *[other[chosen] for other in others]]
+        made += [kept, firsts[chosen], *[other[chosen] for other in others]]
     return tuple(made)
 
 

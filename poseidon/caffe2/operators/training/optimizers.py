@@ -328,11 +328,11 @@ def weighted_sum_gradient(
     dy: Tensor, *pairs: Tensor, grad_on_w: bool = False
 ) -> tuple[Tensor, ...]:
     """Return the gradients of the terms, then the gradients of the weights."""
-    for x, weight in zip(pairs[0::2], pairs[1::2], strict=True):
+    weighted = list(zip(pairs[0::2], pairs[1::2], strict=True))
+    for x, weight in weighted:
         check_count("a weight", weight, 1)
         check_tensor("a term", x, tuple(dy.shape))
-    terms = tuple(dy * weight.reshape(()) for weight in pairs[1::2])
+    terms = tuple(dy * weight.reshape(()) for _, weight in weighted)
     if not grad_on_w:
         return terms
-    weights = zip(pairs[0::2], pairs[1::2], strict=True)
-    return terms + tuple((dy * x).sum().reshape(weight.shape) for x, weight in weights)
+    return terms + tuple((dy * x).sum().reshape(weight.shape) for x, weight in weighted)

@@ -70,13 +70,7 @@ def gradient_rows(gradient: Tensor, indices: Tensor, table: Tensor) -> Tensor:
 
 @operator("SparseMomentumSGDUpdate", expected="?, N *S, one, N *S")
 def sparse_momentum_sgd_update(
-    g: Tensor,
-    m: Tensor,
-    lr: Tensor,
-    w: Tensor,
-    indices: Tensor,
-    *,
-    rule: Momentum = NO_MOMENTUM,
+    g: Tensor, m: Tensor, lr: Tensor, w: Tensor, indices: Tensor, *, rule: Momentum = NO_MOMENTUM
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the steps, the momentum and the parameter."""
     steps = torch.empty_like(g)
