@@ -97,9 +97,7 @@ def _wrap(name: str) -> Callable[..., Any]:
                 "The first input of helper function should be model. "
                 "Or you can provide it in kwargs as model=<your_model>."
             )
-        defaults = {
-            key: value for key, value in model.arg_scope.items() if takes_all or key in accepted
-        }
+        defaults = {k: value for k, value in model.arg_scope.items() if takes_all or k in accepted}
         return helper(*args, **{**defaults, **get_current_scope().get(name, {}), **kwargs})
 
     call.__name__ = name

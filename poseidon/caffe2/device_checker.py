@@ -40,9 +40,7 @@ class DeviceChecker:
                 for name, value in zip(op.input, inputs, strict=False):
                     workspace.FeedBlob(name, value, (input_device_options or {}).get(name, device))
                 workspace.RunOperatorOnce(placed)
-                results.append(
-                    [workspace.FetchBlob(op.output[index]) for index in outputs_to_check]
-                )
+                results.append([workspace.FetchBlob(op.output[i]) for i in outputs_to_check])
                 workspace.ResetWorkspace()
         names = [op.output[index] for index in outputs_to_check]
         return self._alike(names, results)

@@ -218,9 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--append_output", action="store_true", help="with --minimal: name the outputs of operators"
     )
-    parser.add_argument(
-        "--rankdir", default="LR", help="direction of the drawing: LR, TB, RL or BT"
-    )
+    parser.add_argument("--rankdir", default="LR", help="direction: LR, TB, RL or BT")
     given = parser.parse_args(arguments)
     kinds = {
         caffe2_pb2.PlanDef: _nets_of_plan,

@@ -79,9 +79,7 @@ def ArgsToDict(args: Iterable[caffe2_pb2.Argument]) -> dict[str, Any]:
     """Return arguments as a dictionary of Python values."""
     values: dict[str, Any] = {}
     for argument in args:
-        present = [
-            descriptor.name for descriptor, _ in argument.ListFields() if descriptor.name != "name"
-        ]
+        present = [field.name for field, _ in argument.ListFields() if field.name != "name"]
         value = getattr(argument, present[0]) if present else []
         repeated = present and present[0] in ("floats", "ints", "strings", "tensors", "nets")
         values[argument.name] = list(value) if repeated else value

@@ -61,9 +61,7 @@ class Struct(Field):
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, (list, tuple)):
             names = list(self.fields)
-            return Struct(
-                *[(names[key] if isinstance(key, int) else key, self[key]) for key in item]
-            )
+            return Struct(*[(names[k] if isinstance(k, int) else k, self[k]) for k in item])
         if isinstance(item, int):
             return list(self.fields.values())[item]
         head, _, rest = item.partition(FIELD_SEPARATOR)

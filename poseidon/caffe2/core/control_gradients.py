@@ -285,9 +285,7 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
     outputs = dict.fromkeys([*_writes([*inner, *end]), condition])
     loop = _gradient_of(op, inputs, outputs, nets)
     gradients = {name: f"{name}_grad" for name in [*changed, *constant] if name in op.input}
-    after = [
-        _operator("Copy", [name + CARRIED], [gradient]) for name, gradient in gradients.items()
-    ]
+    after = [_operator("Copy", [name + CARRIED], [grad]) for name, grad in gradients.items()]
     for part in (*begin, *after):
         if op.HasField("device_option"):
             part.device_option.CopyFrom(op.device_option)

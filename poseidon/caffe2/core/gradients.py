@@ -340,9 +340,7 @@ class GradientRegistry:
         """
         try:
             own = cls.gradient_registry_.get(op.type)
-            operators, of_inputs = (
-                own(op, g_output) if own else cls._GetGradientForOpCC(op, g_output)
-            )
+            operators, of_inputs = (own or cls._GetGradientForOpCC)(op, g_output)
         except Exception as error:
             reason = error.args[0] if error.args else error
             raise Exception(

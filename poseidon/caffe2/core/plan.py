@@ -153,9 +153,7 @@ class ExecutionStep:
     def get_all_attributes(self, name: str) -> list[Any]:
         """Return the values of an attribute of all nets of the step and of the steps inside."""
         values = [value for net in self._nets for value in net.get_attributes(name)]
-        return values + [
-            value for step in self._substeps for value in step.get_all_attributes(name)
-        ]
+        return values + [one for step in self._substeps for one in step.get_all_attributes(name)]
 
     @classmethod
     def create_from_proto(

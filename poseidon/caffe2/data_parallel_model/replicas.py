@@ -87,13 +87,9 @@ def choose_devices(
         assert not shared_model, "Shared model only supported on CPU"
         if gpus == 0:
             model._device_type = CPU
-            _warn_once(
-                "This machine has no GPU: the replicas of data_parallel_model run on the CPU"
-            )
+            _warn_once("This machine has no GPU: data_parallel_model's replicas run on the CPU")
         elif max(model._devices, default=0) >= gpus:
-            log.warning(
-                "Only %d GPUs are available, the GPUs %s are requested", gpus, model._devices
-            )
+            log.warning("Only %d GPUs are available, %s are requested", gpus, model._devices)
 
 
 def _warn_once(text: str) -> None:

@@ -137,9 +137,7 @@ def keep_params_of_first(model: Any) -> None:
     """Leave in the model only the parameters of the first device: only these are updated."""
     model.params = model.GetParams(scope_of(model, model._devices[0]))
     kept = set(model.params)
-    model.param_to_grad = {
-        param: grad for param, grad in model.param_to_grad.items() if param in kept
-    }
+    model.param_to_grad = {p: grad for p, grad in model.param_to_grad.items() if p in kept}
     model.weights = [weight for weight in model.weights if weight in kept]
     model.biases = [bias for bias in model.biases if bias in kept]
 
@@ -163,9 +161,7 @@ def read_params_of_first(model: Any, all_params: Iterable[Any]) -> None:
 
 def share_gradient_blobs(model: Any, losses: Mapping[int, Sequence[Any]]) -> None:
     """Let the gradients of each device share blobs."""
-    log.warning(
-        "optimize_gradient_memory is deprecated, use data_parallel_model.OptimizeGradientMemory()"
-    )
+    log.warning("optimize_gradient_memory is deprecated, use OptimizeGradientMemory()")
     for device in model._devices:
         model.net._net = memonger.share_grad_blobs(
             model.net,
@@ -183,9 +179,7 @@ def release_blobs(model: Any, blobs_to_keep: Iterable[str] | None) -> None:
         model: the model.
         blobs_to_keep: names, without the scope of a device, of blobs that stay.
     """
-    kept = {
-        scope_of(model, device) + name for device in model._devices for name in blobs_to_keep or ()
-    }
+    kept = {scope_of(model, device) + b for device in model._devices for b in blobs_to_keep or ()}
     if model._rendezvous is not None:
         kept.update(str(grad) for grad in model.param_to_grad.values())
     model.net._net = memonger.release_blobs_when_used(model.net.Proto(), kept)

@@ -188,17 +188,13 @@ def _check_forms(ops: Sequence[OperatorDef], name: str, constants: Iterable[str]
             known |= set(op.output)
             continue
         known -= set(op.output)
-        steps = [
-            step for argument in op.arg if argument.name == "step_net" for step in argument.n.op
-        ]
+        steps = [step for arg in op.arg if arg.name == "step_net" for step in arg.n.op]
         for each in (op, *steps):
             if each.type != RECURRENT and each.type not in OPERATORS:
                 without.setdefault(each.type, op.output[0] if op.output else "")
     if without:
         shown = ", ".join(f"{kind} ({output})" for kind, output in without.items())
-        raise DefinitionError(
-            f"the net '{name}' has operators without a form in other formats: {shown}"
-        )
+        raise DefinitionError(f"no other format has these operators of the net '{name}': {shown}")
 
 
 def _repeats(kind: str) -> bool:

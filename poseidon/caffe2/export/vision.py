@@ -227,9 +227,7 @@ def _resize(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
                 "Gather", value, graph.constant(np.minimum(places, size - 1)), axis=axis
             )
         return [x.ordered(value)]
-    sizes = graph.integers(
-        *(int(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True))
-    )
+    sizes = graph.integers(*(int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)))
     how = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     return [graph.op("Resize", x.name, "", "", sizes, axes=[2, 3], **how)]
 
@@ -240,9 +238,7 @@ def _pad_image(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Grap
     x = _Images(graph, inputs[0], is_last=windows.last)
     heads, tails = windows.paddings(2)
     sides = graph.integers(0, 0, *heads, 0, 0, *tails)
-    value = graph.op(
-        "Pad", x.name, sides, graph.floats(float(op["value"])), mode=op["mode"].decode()
-    )
+    value = graph.op("Pad", x.name, sides, graph.floats(op["value"]), mode=op["mode"].decode())
     return [x.ordered(value)]
 
 

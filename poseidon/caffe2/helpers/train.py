@@ -60,9 +60,7 @@ def cond(
         then_model, else_model: what runs where it is true, and where it is false.
     """
     blob = _reference(cond_blob)
-    add_if_op(
-        model.net, blob, external_blobs, then_model.net, else_model.net if else_model else None
-    )
+    add_if_op(model.net, blob, external_blobs, then_model.net, else_model and else_model.net)
 
 
 def loop(
@@ -82,9 +80,7 @@ def loop(
         cond_model: what sets the boolean, before each iteration.
     """
     blob = _reference(cond_blob)
-    add_while_op(
-        model.net, blob, external_blobs, loop_model.net, cond_model.net if cond_model else None
-    )
+    add_while_op(model.net, blob, external_blobs, loop_model.net, cond_model and cond_model.net)
 
 
 def _reference(blob: Any) -> Any:

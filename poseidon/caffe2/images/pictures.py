@@ -93,9 +93,7 @@ def find_pictures(source: Path, root: str | None = None) -> Pictures:
                 for line in read_list(source, "")
             ]
         )
-    folders = sorted(
-        path for path in source.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    folders = sorted(p for p in source.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not folders:
         raise DataError(f"{source} has no sub-folders: expected one for each class")
     files = []

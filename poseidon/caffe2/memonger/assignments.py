@@ -113,9 +113,7 @@ def compute_assignments_greedy(
         size = range_.size or 0
         free = [assignment for assignment in assignments if is_compatible(range_, assignment, ())]
         if free:
-            min(free, key=lambda assignment: abs(_largest(assignment) - size)).append(
-                (name, range_)
-            )
+            min(free, key=lambda found: abs(_largest(found) - size)).append((name, range_))
         else:
             assignments.append([(name, range_)])
     return assignments

@@ -118,9 +118,7 @@ def verify_graph_equality(net_a: Any, net_b: Any) -> bool:
     parents_a, parents_b = _parents(net_a), _parents(net_b)
     for index, (a, b) in enumerate(zip(parents_a, parents_b, strict=True)):
         if a != b:
-            log.debug(
-                "Operator %d, %s, reads from %s and from %s", index, net_a.op[index].type, a, b
-            )
+            log.debug("Operator %d, %s, reads %s and %s", index, net_a.op[index].type, a, b)
             return False
     return True
 

@@ -19,9 +19,7 @@ class ParameterSharingContext:
         for one in self._tables:
             table.update(one)
         while True:
-            shared = max(
-                (prefix for prefix in table if name.startswith(prefix)), key=len, default=None
-            )
+            shared = max((p for p in table if name.startswith(p)), key=len, default=None)
             if shared is None:
                 return name
             name = table[shared] + name[len(shared) :]

@@ -77,9 +77,7 @@ class InputShapes:
                 single = [index for index, shape in enumerate(given) if self._of(index) == ("one",)]
                 nested = [index for index in single if len(given[index] or ()) > 1]
             if nested:
-                inputs = tuple(
-                    x.reshape(1) if index in nested else x for index, x in enumerate(inputs)
-                )
+                inputs = tuple(x.reshape(1) if i in nested else x for i, x in enumerate(inputs))
             return function(*inputs)
 
         return call

@@ -245,9 +245,7 @@ def _place_steps(op: Any, device: Any) -> None:
 
 def _forward(net_proto: Any, inputs: set[str]) -> list[Any]:
     """Return the operators that are not gradients and do not make an input."""
-    return [
-        op for op in net_proto.op if not op.is_gradient_op and not inputs.intersection(op.output)
-    ]
+    return [op for op in net_proto.op if not (op.is_gradient_op or inputs.intersection(op.output))]
 
 
 def _net_of(operators: list[Any]) -> Any:

@@ -180,9 +180,7 @@ class ChainRun:
         self._most = most_computing
         self._changed = threading.Condition()
         self._waits = [chain.waits_for for chain in chains]
-        self._ready = [
-            self._entry(number) for number, count in enumerate(self._waits) if count == 0
-        ]
+        self._ready = [self._entry(i) for i, count in enumerate(self._waits) if count == 0]
         heapq.heapify(self._ready)
         self._started: deque[int] = deque()
         self._ends = {

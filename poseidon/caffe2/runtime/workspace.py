@@ -201,9 +201,7 @@ class _Runner:
 
         with ThreadPoolExecutor(len(parts)) as pool:
             futures = [pool.submit(guarded, part) for part in parts]
-            errors = [
-                error for error in (future.exception() for future in futures) if error is not None
-            ]
+            errors = [error for error in (future.exception() for future in futures) if error]
         # A wait that was cancelled is not the cause.
         for error in sorted(errors, key=is_cancelled):
             raise error

@@ -135,9 +135,7 @@ class FolderStore(Store):
         top = Path(folder)
         if not top.is_dir():
             problem = "is not a folder" if top.exists() else "does not exist"
-            raise UsageError(
-                f"the folder of the rendezvous, {top}, {problem}; all shards must share it"
-            )
+            raise UsageError(f"the rendezvous' folder {top} {problem}; all shards must share it")
         self.folder = top / _file_name(prefix) if prefix else top
         try:
             self.folder.mkdir(exist_ok=True)

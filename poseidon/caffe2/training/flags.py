@@ -138,9 +138,7 @@ def flags() -> argparse.ArgumentParser:
     add_flag(training, "base_learning_rate", "for a batch of 256", type=float, default=0.1)
     add_flag(training, "weight_decay", "L2 regularization", type=float, default=1e-4)
     add_flag(training, "save_model_name", "of checkpoints", default="resnet50_model")
-    add_flag(
-        training, "load_model_path", "checkpoint to continue from", default=None, metavar="PATH"
-    )
+    add_flag(training, "load_model_path", "checkpoint to load", default=None, metavar="PATH")
     add_flag(
         training, "first_iter_timeout", "seconds of the first iteration", type=int, default=1200
     )

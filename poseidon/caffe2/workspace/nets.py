@@ -111,9 +111,7 @@ def CallWithExceptionIntercept(
         net, index = place_of(error) or (net_name, -1)
         frames = operator_tracebacks.get(net or net_name, {}).get(index)
         if frames:
-            lines = [
-                f'  File "{path}", line {line}, in {function}' for path, line, function in frames
-            ]
+            lines = [f'  File "{path}", line {line}, in {name}' for path, line, name in frames]
             log.warning(
                 "Original python traceback for operator %d in network %s:\n%s",
                 index,

@@ -39,7 +39,7 @@ def test_a_name_is_registered_once(helper: str) -> None:
         brew.Register(value_of)
     with pytest.raises(AttributeError, match="not registered"):
         brew.no_such  # noqa: B018
-    with pytest.raises(AssertionError, match=r"^arg_scope: expected helper functions"):
+    with pytest.raises(AssertionError, match=r"^arg_scope: expected helpers"):
         brew.arg_scope(["fc"])
     with pytest.raises(RuntimeError, match="should be model"):
         brew.fc("x", "y", 3, 2)

@@ -86,4 +86,4 @@ def test_the_error_of_a_fetcher_ends_the_net() -> None:
     coordinator.start()
     with pytest.raises(RuntimeError, match="queue is closed"):
         workspace.RunNetOnce(net)
-    assert "rows; one number is expected" in str(coordinator._coordinators[0]._state.error)
+    assert "rows: expected one number" in str(coordinator._coordinators[0]._state.error)

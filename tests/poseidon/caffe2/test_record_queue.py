@@ -69,5 +69,5 @@ def test_all_records_come_through() -> None:
 def test_columns_by_name_and_what_is_refused() -> None:
     queue = RecordQueue(["a", "b"], name="named", capacity=2)
     assert queue.schema.field_names() == ["a", "b"] and queue.name == "named"
-    with pytest.raises(AssertionError, match="must be either a Struct or a list"):
+    with pytest.raises(AssertionError, match="must be a Struct or a list"):
         RecordQueue("a")

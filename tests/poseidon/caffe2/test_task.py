@@ -71,7 +71,7 @@ def test_attributes_add_operators_or_nets_once() -> None:
 def test_an_attribute_of_a_wrong_kind_is_refused() -> None:
     net = core.Net("wrong")
     net.add_attribute("key", SetupNets(init_nets="text"))
-    with pytest.raises(TypeError, match="a net, a step or a list is expected"):
+    with pytest.raises(TypeError, match="expected a net, a step or a list"):
         get_setup_nets("key", [net], None)
 
 

@@ -34,9 +34,7 @@ def _joined(xs: Sequence[Any], place: int, add_axis: bool) -> Any:
             or len({_others(x.shape, place, add_axis) for x in xs}) > 1
         ):
             where = "" if add_axis else f" but for the axis {place}"
-            raise ValueError(
-                f"the inputs have different shapes, expected the same{where}"
-            ) from error
+            raise ValueError(f"inputs have different shapes, expected the same{where}") from error
         raise
 
 
@@ -105,9 +103,7 @@ def split(
     )
     if add_axis:
         return tuple(part.squeeze(place) for part in parts)
-    return tuple(
-        part.copy() if isinstance(part, np.ndarray) else part.contiguous() for part in parts
-    )
+    return tuple(p.copy() if isinstance(p, np.ndarray) else p.contiguous() for p in parts)
 
 
 @operator("SplitByLengths", gradient=_split_rule, expected="?, M")

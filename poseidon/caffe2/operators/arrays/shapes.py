@@ -198,9 +198,7 @@ def numpy_tile(x: Any, repeats: Tensor) -> Any:
         ValueError: there is not one number for each axis.
     """
     if len(repeats) != x.ndim:
-        raise ValueError(
-            f"a tensor of {x.ndim} dimensions needs {x.ndim} repeats, not {len(repeats)}"
-        )
+        raise ValueError(f"{x.ndim} dimensions need {x.ndim} repeats, not {len(repeats)}")
     return np.tile(x, repeats.tolist()) if isinstance(x, np.ndarray) else x.repeat(repeats.tolist())
 
 

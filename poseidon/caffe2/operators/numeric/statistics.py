@@ -153,12 +153,8 @@ def bisect_percentile(
         or min(lengths, default=1) < 1
     ):
         raise ValueError(f"lengths {lengths} do not fit {x.shape[1]} columns and the known values")
-    parts = [
-        torch.tensor(values, dtype=x.dtype, device=x.device).split(lengths) for values in given
-    ]
-    return torch.stack(
-        [_share(value, *part) for value, *part in zip(x.t(), *parts, strict=True)], 1
-    )
+    parts = [torch.tensor(part, dtype=x.dtype, device=x.device).split(lengths) for part in given]
+    return torch.stack([_share(x_i, *part) for x_i, *part in zip(x.t(), *parts, strict=True)], 1)
 
 
 @operator("APMeter", shapes="N D, N D")

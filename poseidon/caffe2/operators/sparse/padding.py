@@ -94,9 +94,7 @@ def key_split(keys: Tensor, *, context: Context, categorical_limit: int) -> tupl
     flat = keys.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < categorical_limit:
         raise ValueError(f"the keys must be from 0 to {categorical_limit - 1}")
-    found = (
-        torch.nonzero(flat == key).reshape(-1).to(torch.int32) for key in range(categorical_limit)
-    )
+    found = (torch.nonzero(flat == k).reshape(-1).to(torch.int32) for k in range(categorical_limit))
     return tuple(found)[: context.outputs]
 
 

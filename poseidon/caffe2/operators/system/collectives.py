@@ -335,6 +335,4 @@ def nccl_reduce_scatter(*tensors: Tensor) -> list[Tensor]:
     """Return the parts of the inputs' sum by first dimension: part i on device i."""
     parts = _sum_of_devices(tensors).chunk(len(tensors))
     pieces = [part.squeeze(0) if len(part) == 1 else part for part in parts]
-    return [
-        piece.to(tensor.device, copy=True) for piece, tensor in zip(pieces, tensors, strict=True)
-    ]
+    return [part.to(x.device, copy=True) for part, x in zip(pieces, tensors, strict=True)]

@@ -334,9 +334,7 @@ class TensorProtosDBInput:
                     f"the records of a batch of {reader.path} ({reader.db_type}) have tensors of "
                     f"the shapes {shapes[0]} and {shapes[1]}: expected one shape, or batch_size=0"
                 )
-        return tuple(
-            _on(_stacked(list(column)), self.context) for column in zip(*rows, strict=True)
-        )
+        return tuple(_on(_stacked(list(each)), self.context) for each in zip(*rows, strict=True))
 
     def _row(self, reader: Reader, record: Record) -> list[Any]:
         name = f"the record {record.key.decode(errors='backslashreplace')!r} of {reader.path} ({reader.db_type})"

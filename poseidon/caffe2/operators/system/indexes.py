@@ -41,9 +41,7 @@ class Index:
         with self._lock:
             if self.frozen:
                 return [self.numbers.get(key, 0) for key in keys]
-            return [
-                self.numbers.setdefault(self._admitted(key), len(self.numbers) + 1) for key in keys
-            ]
+            return [self.numbers.setdefault(self._admitted(k), len(self.numbers) + 1) for k in keys]
 
     def load(self, keys: list[Any]) -> bool:
         """Make these the first keys; return whether the index was empty and none comes twice.
@@ -85,9 +83,7 @@ def string_index_create(*, max_elements: int = MOST) -> Index:
 def _keys(index: Index, keys: Any) -> list[Any]:
     found = keys.dtype if isinstance(keys, Tensor) else None
     if found != index.dtype:
-        raise ValueError(
-            f"the index has keys of type {index.dtype or 'string'}, not {found or 'string'}"
-        )
+        raise ValueError(f"the index has {index.dtype or 'string'} keys, not {found or 'string'}")
     values: list[Any] = keys.reshape(-1).tolist()
     return values
 
@@ -162,9 +158,7 @@ def _map_type(types: tuple[torch.dtype, torch.dtype]) -> str:
 
 
 def _read_map(message: BlobProto) -> Map:
-    keys, values = (
-        from_proto(tensor) for tensor in TensorProtos.FromString(message.content).protos
-    )
+    keys, values = (from_proto(x) for x in TensorProtos.FromString(message.content).protos)
     made: Map = key_value_to_map(keys, values)
     return made
 

@@ -85,9 +85,7 @@ def _check_width(queue: BlobsQueue, count: int) -> None:
 def _entry_of(queue: BlobsQueue, blobs: Sequence[Blob]) -> Entry:
     """Return the values of blobs; tensors are copied, since updates change them in place."""
     _check_width(queue, len(blobs))
-    return [
-        blob.value.clone() if isinstance(blob.value, torch.Tensor) else blob.value for blob in blobs
-    ]
+    return [x.clone() if isinstance(x, torch.Tensor) else x for x in (blob.value for blob in blobs)]
 
 
 def _give(inputs: Sequence[Blob], outputs: Sequence[Blob], entry: Entry | None = None) -> None:

@@ -163,10 +163,7 @@ class TextFileReader:
         """Return the next rows, a tensor for each field; empty ones at the end of the last pass."""
         with self.lock:
             rows = list(islice(self._rows, count))
-        return [
-            self._column(kind, [row[place] for row in rows])
-            for place, kind in enumerate(self.types)
-        ]
+        return [self._column(kind, [row[i] for row in rows]) for i, kind in enumerate(self.types)]
 
     def _column(self, kind: int, texts: list[str]) -> Any:
         if kind == TensorProto.STRING:

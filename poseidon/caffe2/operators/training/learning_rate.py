@@ -217,9 +217,7 @@ def _composite(a: Arguments) -> Policy:
         begin += count
 
     def factor(iteration: int) -> float:
-        _, scale, policy = next(
-            (part for part in reversed(parts) if part[0] <= iteration), parts[0]
-        )
+        _, scale, policy = next((part for part in parts[::-1] if part[0] <= iteration), parts[0])
         return scale * policy(iteration)
 
     return factor

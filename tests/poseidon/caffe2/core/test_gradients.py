@@ -124,7 +124,7 @@ def test_sparse_gradients_are_concatenated() -> None:
         (
             [("Rows", "w", "a"), ("Plain", "w", "b"), ("Plain", "a b", "y")],
             {"y": "dy"},
-            "mix of sparse and dense",
+            "dense and sparse gradients",
         ),
     ],
 )

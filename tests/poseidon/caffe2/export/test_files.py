@@ -116,7 +116,7 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err
     assert "are not known: add --input=data:N,C,H,W or a value_info.json beside it" in said
     cases: list[tuple[tuple[Path, Path | None], str]] = [
-        ((init, predict), "fills parameters: name the net that predicts first"),
+        ((init, predict), "fills parameters: name the predict net"),
         (
             (predict, None),
             "the parameters of .*predict_net.pb are missing: name the file of its init net",

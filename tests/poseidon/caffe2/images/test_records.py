@@ -103,7 +103,7 @@ def float_image() -> bytes:
     [
         (b"\xff", {}, "it is not a TensorProtos; expected a TensorProtos with an encoded image"),
         (encode_datum(picture(0).transpose(2, 0, 1), 5), {}, "it is a Caffe Datum"),
-        (protos(picture(0)), {"use_caffe_datum": 1}, "it is a TensorProtos of Caffe2"),
+        (protos(picture(0)), {"use_caffe_datum": 1}, "it is a TensorProtos"),
         (b"\xff", {"use_caffe_datum": 1}, "expected a Caffe Datum with an image"),
         (
             encode_datum(np.zeros((3, 2, 2), np.float32), 1),
@@ -120,7 +120,7 @@ def float_image() -> bytes:
         (protos(encoded(picture(0))[:200]), {}, "truncated|cannot be decoded"),
         (protos(picture(0), 1, 2, 3), {}, "it has 4 tensors, not 2"),
         (protos(picture(0), [1, 2]), {}, "the label has 2 values, not 1"),
-        (protos(picture(0), 1, 2), {}, "not a bounding box"),
+        (protos(picture(0), 1, 2), {}, "no bounding box"),
         (
             protos(picture(0), [4]),
             {"label_type": 1, "num_labels": 4},

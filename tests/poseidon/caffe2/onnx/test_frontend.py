@@ -78,5 +78,5 @@ def test_refusals(model: Any) -> None:
     net = core.Net("odd")
     net.BatchBucketize(["data", "i", "b", "l"], "y")
     info = dict.fromkeys(("data", "i", "b", "l"), (1, (2,)))
-    with pytest.raises(DefinitionError, match=r"operators without a form .*BatchBucketize"):
+    with pytest.raises(DefinitionError, match=r"no other format has these operators .*BatchBucketize"):
         frontend.caffe2_net_to_onnx_model(net, None, info)

@@ -169,7 +169,7 @@ def test_a_net_with_gradients_of_a_loop_runs_again_and_again() -> None:
     ("arguments", "message"),
     [
         ({"outer_blobs_idx": [7]}, "must be from 0 to 1"),
-        ({"inner_blobs": ["a", "a"]}, "must be given once"),
+        ({"inner_blobs": ["a", "a"]}, "must differ"),
     ],
 )
 def test_a_wrong_do_is_refused(arguments: dict[str, Any], message: str) -> None:

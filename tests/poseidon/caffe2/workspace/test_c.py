@@ -28,7 +28,7 @@ def test_a_workspace_of_its_own() -> None:
     ws.create_net(net).run()
     assert ws.blobs["c"].fetch().tolist() == [1.5, 1.5]
     assert list(ws.nets) == [net.Name()]
-    with pytest.raises(RuntimeError, match="exists already"):
+    with pytest.raises(RuntimeError, match="exists"):
         ws.create_net(net)
     assert not workspace.HasBlob("c")
     with pytest.raises(TypeError, match="str is not a NetDef"):
@@ -67,7 +67,7 @@ def test_a_tensor_is_seen_and_changed() -> None:
     assert tensor.shape == (6,)
     tensor.feed(np.array([[b"a"]], dtype=object))
     assert tensor.data[0, 0] == b"a"
-    with pytest.raises(RuntimeError, match="cannot be initialized"):
+    with pytest.raises(RuntimeError, match="cannot be set from Python"):
         tensor.init([1], core.DataType.STRING)
 
 
@@ -107,7 +107,7 @@ def test_a_predictor() -> None:
         assert [out.tolist() for out in predictor.run(given)] == [[[5.0]]]
     with pytest.raises(RuntimeError, match="4 inputs are given, the net has 3"):
         predictor.run([np.ones(2)] * 4)
-    with pytest.raises(TypeError, match="run: expected a list with an array for each input"):
+    with pytest.raises(TypeError, match="run: expected a list of an array for each input"):
         predictor.run(np.ones((1, 2), dtype=np.float32))
     with pytest.raises(RuntimeError, match="The net has no input X: expected x, w, b"):
         predictor.run({"X": np.ones((1, 2), dtype=np.float32)})
@@ -162,7 +162,7 @@ def test_a_database_is_written_when_it_is_closed(tmp_path: Path) -> None:
     assert found == pairs
     cursor.seek_to_first()
     assert cursor.key() == b"b"
-    with pytest.raises(RuntimeError, match="exists already"):
+    with pytest.raises(RuntimeError, match="exists"):
         workspace.C.create_db("minidb", path, workspace.C.Mode.new)
     with pytest.raises(RuntimeError, match="open for reading"):
         workspace.C.create_db("minidb", path, workspace.C.Mode.read).new_transaction()

@@ -89,7 +89,7 @@ def test_the_most_probable_labelings() -> None:
 
 
 def test_too_many_candidates_are_an_error() -> None:
-    with pytest.raises(RuntimeError, match="num_candidates must be from 1"):
+    with pytest.raises(RuntimeError, match="num_candidates="):
         run("CTCBeamSearchDecoder", [scores([1])], 3, beam_width=2, num_candidates=3)
 
 

@@ -182,7 +182,7 @@ def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path) -> None:
         workspace.RunOperatorOnce(
             operator("RedisStoreHandlerCreate", [], ["store"], host="127.0.0.1", port=1)
         )
-    with pytest.raises(CollectiveError, match=r"^the folder of the rendezvous, .*none"):
+    with pytest.raises(CollectiveError, match=r"^the rendezvous' folder .*none"):
         workspace.RunOperatorOnce(
             operator("FileStoreHandlerCreate", [], ["store"], path=str(tmp_path / "none"))
         )

@@ -70,7 +70,7 @@ def test_no_records_need_prototypes() -> None:
     net.UnPackRecords(["packed", "a"], ["b"], fields=["a"])
     workspace.RunNetOnce(net)
     assert workspace.FetchBlob("b").shape == (0,)
-    with pytest.raises(RuntimeError, match="no prototypes"):
+    with pytest.raises(RuntimeError, match="nor prototypes"):
         workspace.RunOperatorOnce(
             core.CreateOperator("UnPackRecords", ["packed"], ["b"], fields=["a"])
         )

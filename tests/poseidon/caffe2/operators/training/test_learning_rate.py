@@ -83,7 +83,7 @@ def test_policy(policy: str, arguments: dict[str, Any], factors: dict[int, float
 
 
 def test_an_unknown_policy_names_all() -> None:
-    with pytest.raises(RuntimeError, match="no learning rate policy 'cubic'"):
+    with pytest.raises(RuntimeError, match="no learning rate policy is 'cubic'"):
         run("LearningRate", [np.array([1])], base_lr=0.5, policy="cubic")
 
 
