@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ ROOT = Path(__file__).parents[3]
 IMAGE = {"x": (2, 4, 7, 6)}
 FILLED = "weight_filler { type: 'gaussian' std: 0.5 } bias_filler { type: 'gaussian' std: 0.5 }"
 FACTOR = "filler { type: 'gaussian' std: 1 }"
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def one(kind: str, fields: str = "", tops: str = "y", /, **shapes: tuple[int, ...]) -> str:

@@ -52,7 +52,6 @@ class Nets:
 
 @pytest.fixture
 def nets() -> Iterator[Nets]:
-    workspace.ResetWorkspace()
     yield Nets()
     workspace.ResetWorkspace()
 

@@ -34,7 +34,6 @@ def loss_of(scores: Array, transitions: Array) -> float:
 
 @pytest.fixture
 def model() -> ModelHelper:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("scores", SCORES)
     workspace.FeedBlob("truth", TRUTH)
     workspace.FeedBlob("transitions", TRANSITIONS)

@@ -13,7 +13,6 @@ from poseidon.caffe2 import core, data_workers, workspace
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
     yield
     assert data_workers.global_coordinator.stop()
     workspace.ResetWorkspace()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,6 @@ from poseidon.caffe2.pipeline import NetProcessor, pipe, pipe_and_output
 from poseidon.caffe2.schema import ConstRecord, NewRecord, Struct
 from poseidon.caffe2.session import LocalSession
 from poseidon.caffe2.task import Task, TaskGroup, WorkspaceType
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def values(count: int, name: str = "x") -> Reader:

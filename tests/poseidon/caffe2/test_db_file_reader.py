@@ -18,7 +18,6 @@ from poseidon.caffe2.task import TaskGroup
 @pytest.fixture
 def saved(tmp_path: Path) -> str:
     """Return a database of two columns."""
-    workspace.ResetWorkspace()
     workspace.FeedBlob("label", np.arange(5))
     workspace.FeedBlob("score", np.arange(5, dtype="f4") / 2)
     path = tmp_path / "columns.db"

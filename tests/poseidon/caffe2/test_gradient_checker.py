@@ -104,7 +104,6 @@ class TestOperators(hu.HypothesisTestCase):
 
 
 def test_the_workspace_of_a_check_is_left_empty() -> None:
-    workspace.ResetWorkspace()
     checker().CheckSimple(core.CreateOperator("Relu", "x", "y"), [X], 0, [0])
     assert workspace.Blobs() == []
 

@@ -10,7 +10,6 @@ from poseidon.caffe2 import core, muji, workspace
 
 @pytest.mark.parametrize(("count", "indices"), [(1, None), (3, None), (2, [3, 1]), (5, None)])
 def test_each_gpu_has_the_same_sum(count: int, indices: list[int] | None) -> None:
-    workspace.ResetWorkspace()
     values = [np.full((2, 3), 0.1 * (i + 1), np.float32) for i in range(count)]
     names = [f"gpu_{i}/w" for i in range(count)]
     for name, value in zip(names, values, strict=True):

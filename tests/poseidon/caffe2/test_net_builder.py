@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,6 @@ import pytest
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.net_builder import NetBuilder, ops
 from poseidon.caffe2.task import Node, Task
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def run(builder: NetBuilder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,6 @@ from poseidon.caffe2 import core, net_printer, workspace
 from poseidon.caffe2.checkpoint import Job
 from poseidon.caffe2.net_builder import NetBuilder, ops
 from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup, WorkspaceType, final_output
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def run(builder: NetBuilder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,6 @@ from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.dataset import Dataset
 from poseidon.caffe2.record_queue import RecordQueue
 from poseidon.caffe2.schema import ConstRecord, Map, Scalar, Struct, from_blob_list
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def test_all_records_come_through() -> None:

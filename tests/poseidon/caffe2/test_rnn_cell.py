@@ -4,7 +4,6 @@ the net.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,6 @@ import torch
 from poseidon.caffe2 import memonger, model_helper, rnn_cell, workspace
 
 T, N, D, H = 5, 3, 4, 6
-
-
-@pytest.fixture(autouse=True)
-def own_workspace() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def draw(seed: int, *shape: int) -> np.ndarray:

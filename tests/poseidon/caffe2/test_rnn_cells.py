@@ -28,7 +28,6 @@ NAME = "external/recurrent"
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
     np.random.seed(0)
     yield
     workspace.ResetWorkspace()

@@ -60,7 +60,6 @@ def test_records_are_added() -> None:
 
 
 def test_records_are_fed_and_fetched() -> None:
-    workspace.ResetWorkspace()
     made = NewRecord(core.Net("fed"), Struct(("a", np.float32), ("b", np.int64)))
     schema.FeedRecord(made, [np.ones(2, dtype=np.float32), np.arange(3)])
     fetched = schema.FetchRecord(made)
@@ -71,7 +70,6 @@ def test_records_are_fed_and_fetched() -> None:
     workspace.RunNetOnce(net)
     assert workspace.FetchBlob(again.a()).tolist() == [1, 1]
     assert workspace.FetchBlob(empty.e()).shape == (0, 3)
-    workspace.ResetWorkspace()
 
 
 @pytest.mark.parametrize("with_blobs", [False, True])

@@ -16,7 +16,6 @@ from poseidon.caffe2 import core, workspace
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
     yield
     workspace.SwitchWorkspace("default")
     workspace.ResetWorkspace()

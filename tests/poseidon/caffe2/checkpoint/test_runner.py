@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,6 @@ from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup, WorkspaceType
 TOTALS = [7, 18, 20]
 """1 and the sums of 1, 2, 3 | 5, 6 ... in epochs of three records: see `summing`."""
 VALUES = [1, 2, 3, 5, 6, 0, 2]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def summing(number: int = 0) -> Any:

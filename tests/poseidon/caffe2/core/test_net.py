@@ -240,7 +240,6 @@ def test_a_plan_and_its_message_are_one() -> None:
     background = workspace.RunPlanInBackground(plan)
     background._thread.join()
     assert background.is_succeeded()
-    workspace.ResetWorkspace()
 
 
 def test_the_step_nets_of_recurrent_operators_move_too() -> None:

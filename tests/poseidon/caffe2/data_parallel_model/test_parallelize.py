@@ -27,13 +27,6 @@ from tests.support.caffe2_replicas import (
 )
 
 
-@pytest.fixture(autouse=True)
-def own_workspace() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
-
-
 @pytest.fixture
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The machine has no GPU, so that GPUs stand for parts of the CPU."""

@@ -18,7 +18,6 @@ from tests.support import caffe2_replicas as replicas
 
 
 def test_what_a_checkpoint_holds_goes_to_all_devices() -> None:
-    workspace.ResetWorkspace()
     model = replicas.build([1, 2, 3])
     held = data_parallel_model.GetCheckpointParams(model)
     assert all(p in held and p + "_momentum" in held for p in model.GetParams("cpu_1/"))
@@ -36,7 +35,6 @@ def test_what_a_checkpoint_holds_goes_to_all_devices() -> None:
 
 
 def test_chosen_blobs_only() -> None:
-    workspace.ResetWorkspace()
     model = replicas.build([0, 1])
     replicas.feed(model, *replicas.batch(0, 6))
     replicas.start(model)
@@ -55,7 +53,6 @@ def test_learning_rates_of_updates_by_hand() -> None:
 
 
 def test_a_predictor_has_plain_names() -> None:
-    workspace.ResetWorkspace()
     model = replicas.build([0, 1])
     replicas.train(model, 1, 8)
     test = model_helper.ModelHelper(name="test", init_params=False)

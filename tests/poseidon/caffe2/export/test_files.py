@@ -27,7 +27,6 @@ NAMES = {"conv_w", "conv_b", "fc_w", "fc_b"}
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """A folder with a net in all of Caffe2's forms, and what it computes of `X`."""
-    workspace.ResetWorkspace()
     model = model_helper.ModelHelper(name="small")
     x = brew.relu(model, brew.conv(model, "data", "conv", 2, 4, 3), "conv")
     brew.softmax(model, brew.fc(model, x, "fc", 64, 3), "softmax")

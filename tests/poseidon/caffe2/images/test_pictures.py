@@ -51,7 +51,6 @@ def test_what_is_made_is_read(
     data, label = image_input(batch_size=4, use_caffe_datum=int(form == "caffe"))
     assert label.tolist() == [0, 0, 1, 1]
     np.testing.assert_array_equal(data, np.stack([picture(n, *SIZE)[2:10, 4:12] for n in range(4)]))
-    workspace.ResetWorkspace()
 
 
 def test_what_is_printed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

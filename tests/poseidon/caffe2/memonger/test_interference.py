@@ -112,7 +112,6 @@ def test_orders(operators: Any, last_first: list[int], longest_first: list[int])
     "order", [memonger.topological_sort_traversal, memonger.topological_sort_traversal_longest_path]
 )
 def test_results_stay_and_memory_falls(algorithm: Any, order: Any) -> None:
-    workspace.ResetWorkspace()
     model = model_helper.ModelHelper(name="m")
     blob: Any = "data"
     for layer in range(1, 4):

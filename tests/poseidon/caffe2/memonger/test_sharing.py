@@ -14,13 +14,6 @@ from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.workspace.current import current
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
-
-
 def names(proto: Any) -> set[str]:
     return {name for op in proto.op for name in (*op.input, *op.output)}
 

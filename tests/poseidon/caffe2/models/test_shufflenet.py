@@ -40,7 +40,6 @@ def test_shapes(options: dict[str, bool]) -> None:
 
 
 def test_it_learns_a_batch() -> None:
-    workspace.ResetWorkspace()
     model = model_helper.ModelHelper(name="shufflenet")
     _, loss = shufflenet.create_shufflenet(model, "data", 3, 4, label="label")
     model.AddGradientOperators([loss])

@@ -23,7 +23,6 @@ INFO = {"data": (TensorProto.FLOAT, (1, 3, 8, 8))}
 @pytest.fixture
 def model() -> Any:
     """Return a net with its parameters in the workspace, and what it computes of X in y."""
-    workspace.ResetWorkspace()
     model = ModelHelper(name="small", arg_scope={"order": "NCHW"})
     x = brew.conv(model, "data", "conv", 3, 4, kernel=3, pad=1)
     x = brew.spatial_bn(model, x, "bn", 4, is_test=True)
@@ -78,5 +77,7 @@ def test_refusals(model: Any) -> None:
     net = core.Net("odd")
     net.BatchBucketize(["data", "i", "b", "l"], "y")
     info = dict.fromkeys(("data", "i", "b", "l"), (1, (2,)))
-    with pytest.raises(DefinitionError, match=r"no other format has these operators .*BatchBucketize"):
+    with pytest.raises(
+        DefinitionError, match=r"no other format has these operators .*BatchBucketize"
+    ):
         frontend.caffe2_net_to_onnx_model(net, None, info)

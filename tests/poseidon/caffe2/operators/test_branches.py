@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,6 @@ import pytest
 from poseidon.caffe2 import brew, core, gradient_checker, workspace
 from poseidon.caffe2.model_helper import ModelHelper
 from poseidon.caffe2.net_builder import NetBuilder, ops
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def array(*values: float) -> Any:

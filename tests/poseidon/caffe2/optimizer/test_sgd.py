@@ -97,7 +97,6 @@ def test_a_parameter_of_one_dimension_does_not_decay(caplog: pytest.LogCaptureFi
 
 
 def test_decay_of_a_dense_parameter() -> None:
-    workspace.ResetWorkspace()
     model = ModelHelper(name="dense")
     w = model.param_init_net.GivenTensorFill([], "w", shape=TABLE.shape, values=TABLE.flatten())
     model.AddParameter(w)

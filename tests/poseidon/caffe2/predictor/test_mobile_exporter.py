@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from poseidon.caffe2 import brew, core, model_helper, workspace
 from poseidon.caffe2.predictor import mobile_exporter
 from poseidon.caffe2.proto import caffe2_pb2
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def test_a_net_goes_out_and_runs_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from poseidon.caffe2.proto import caffe2_pb2, metanet_pb2
 from poseidon.caffe2.runtime import databases
 
 WEIGHT = np.arange(15, dtype=np.float32).reshape(3, 5)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def meta_of(**more: Any) -> Any:

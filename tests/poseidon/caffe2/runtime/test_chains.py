@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,13 +13,6 @@ from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.runtime.chains import Part, chains, dependencies, nodes, overwritten
 from poseidon.caffe2.runtime.dag import ChainRun, lending
 from poseidon.caffe2.workspace.current import current
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def reused(kind: str = "simple") -> core.Net:

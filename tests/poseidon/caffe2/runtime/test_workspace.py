@@ -14,7 +14,6 @@ from poseidon.caffe2 import core, workspace
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("n", np.zeros(1, dtype=np.int64))
     yield
     workspace.ResetWorkspace()

@@ -13,7 +13,6 @@ from poseidon.caffe2 import core, workspace
 @pytest.fixture
 def net() -> core.Net:
     """A net whose first and third operator read from outside; the second does not."""
-    workspace.ResetWorkspace()
     made = core.Net("random")
     made.Add(["a", "b"], "c")
     made.Relu("c", "d")

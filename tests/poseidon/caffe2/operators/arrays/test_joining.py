@@ -80,7 +80,6 @@ def test_coalesced_blobs_share_a_buffer() -> None:
 
 
 def test_shapes_of_parts_do_not_follow_from_a_tensor_of_sizes() -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("x", numbers(4, 2))
     workspace.FeedBlob("sizes", np.array([1, 3], "i4"))
     net = core.Net("parts")
@@ -93,7 +92,6 @@ def test_shapes_of_parts_do_not_follow_from_a_tensor_of_sizes() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_number_of_different_values_follows_for_one_at_most(count: int) -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("x", np.zeros(count, "i8"))
     net = core.Net("values")
     net.Unique(["x"], ["u", "places"])
@@ -106,7 +104,6 @@ def test_the_number_of_different_values_follows_for_one_at_most(count: int) -> N
 
 
 def test_the_shapes_of_the_gradients_of_parts_follow_from_their_names() -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("a", numbers(1, 2))
     workspace.FeedBlob("b", numbers(3, 2))
     net = core.Net("whole")

@@ -47,7 +47,6 @@ def test_places_are_drawn_by_cumulated_weight() -> None:
 
 @pytest.mark.parametrize("sizes", [[2, 2, 3], [5], [1, 1, 1, 1, 1]])
 def test_the_last_rows_are_kept(sizes: list[int]) -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("kept", np.zeros(0, "f4"))
     workspace.FeedBlob("cursor", np.zeros(1, "i4"))
     workspace.FeedBlob("seen", np.zeros(1, "i8"))
@@ -80,7 +79,6 @@ def test_each_row_has_its_number_of_largest_values() -> None:
 
 
 def test_the_window_begins_as_an_empty_blob() -> None:
-    workspace.ResetWorkspace()
     workspace.CreateBlob("window")
     workspace.FeedBlob("next", np.array(0, dtype=np.int32))
     workspace.FeedBlob("x", X)
@@ -122,7 +120,6 @@ def test_each_row_is_in_the_reservoir_with_the_same_probability() -> None:
 
 
 def test_a_reservoir_keeps_each_object_once() -> None:
-    workspace.ResetWorkspace()
     workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
     types = {"key_dtype": core.DataType.INT64, "value_dtype": core.DataType.INT32}
     workspace.RunOperatorOnce(core.CreateOperator("CreateMap", [], ["places"], **types))
@@ -167,7 +164,6 @@ def test_a_reservoir_keeps_each_object_once() -> None:
 def test_a_reservoir_that_cannot_be(
     outputs: list[str], rows: tuple[int, ...], size: int, message: str
 ) -> None:
-    workspace.ResetWorkspace()
     workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
     workspace.FeedBlob("kept", np.ones((1, 3), "f4"))
     workspace.FeedBlob("visited", np.ones(1, "i8"))

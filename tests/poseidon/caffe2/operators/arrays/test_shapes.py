@@ -51,7 +51,6 @@ def test_reshape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
 def test_a_tensor_without_values_is_reshaped_and_so_is_its_gradient(
     old: tuple[int, ...], shape: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    workspace.ResetWorkspace()
     net = core.Net("empty")
     net.Reshape("x", ["y", "old"], shape=shape)
     gradients = net.AddGradientOperators(["y"])

@@ -24,7 +24,6 @@ def test_histogram() -> None:
 
 
 def test_histograms_add_up_over_runs() -> None:
-    workspace.ResetWorkspace()
     net = core.Net("counts")
     arguments = {"lower_bound": -1.0, "upper_bound": 1.0, "num_buckets": 4}
     net.AccumulateHistogram("x", ["now", "all"], **arguments)
@@ -83,7 +82,6 @@ def test_divergence_of_coins() -> None:
 
 
 def test_a_decaying_sum() -> None:
-    workspace.ResetWorkspace()
     net = core.Net("sums")
     net.Accumulate("x", "y", gamma=0.5)
     workspace.FeedBlob("x", X)

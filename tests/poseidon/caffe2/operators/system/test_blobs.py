@@ -17,7 +17,6 @@ def call(kind: str, inputs: list[str], outputs: list[str], **arguments: Any) -> 
 
 
 def test_a_counter() -> None:
-    workspace.ResetWorkspace()
     call("CreateCounter", [], ["c"], init_count=2)
     assert not call("CheckCounterDone", ["c"], ["done"])
     assert [bool(call("CountDown", ["c"], ["done"])) for _ in range(4)] == [
@@ -34,7 +33,6 @@ def test_a_counter() -> None:
 
 
 def test_an_atomic_sum_and_a_boolean() -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("n", np.array([3], np.int32))
     workspace.FeedBlob("more", np.array([4], np.int32))
     call("CreateMutex", [], ["m"])
@@ -52,7 +50,6 @@ def test_an_atomic_sum_and_a_boolean() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("x", np.array([1, -2], dtype=np.float32))
     yield
     workspace.ResetWorkspace()

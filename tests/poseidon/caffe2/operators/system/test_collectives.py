@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,6 @@ from poseidon.caffe2.shards.store_handler import CollectiveError
 
 SHARDS = 3
 LIMIT_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def own_workspace() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def operator(kind: str, inputs: list[str], outputs: list[str], **arguments: Any) -> Any:

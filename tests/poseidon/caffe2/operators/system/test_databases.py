@@ -166,7 +166,6 @@ def numbered(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 def test_a_reader_gives_the_records_of_its_shard(
     numbered: tuple[str, str], shards: int, shard: int, labels: list[list[int]]
 ) -> None:
-    workspace.ResetWorkspace()
     path, db_type = numbered
     call("CreateDB", [], ["reader"], db=path, db_type=db_type, num_shards=shards, shard_id=shard)
     for expected in labels:
@@ -215,7 +214,6 @@ def messages(path: Path) -> dict[str, int]:
 def test_large_blobs_are_split_unless_it_is_not_wanted(
     tmp_path: Path, arguments: dict[str, Any], wanted: int
 ) -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("x", np.zeros(1_000_010, "u1"))
     where = {"db": str(tmp_path / "db"), "db_type": "minidb", "absolute_path": 1}
     call("Save", ["x"], [], **where, **arguments)
@@ -223,7 +221,6 @@ def test_large_blobs_are_split_unless_it_is_not_wanted(
 
 
 def test_options_give_chunk_sizes_by_name(tmp_path: Path) -> None:
-    workspace.ResetWorkspace()
     names = ["one_16", "two_16", "rest"]
     for name in names:
         workspace.FeedBlob(name, np.zeros(100, "f4"))
@@ -239,7 +236,6 @@ def test_options_give_chunk_sizes_by_name(tmp_path: Path) -> None:
 
 
 def test_the_size_of_saved_blobs_is_estimated() -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("x", np.zeros(100, "f4"))
     workspace.FeedBlob("short", np.zeros(10, "u2"))
     workspace.FeedBlob("text", np.array([b"a", b"b"], dtype=object))

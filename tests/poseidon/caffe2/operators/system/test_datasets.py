@@ -14,7 +14,6 @@ def run(kind: str, inputs: list[str], outputs: list[str]) -> None:
 
 @pytest.mark.parametrize(("most", "kept"), [(-1, 6), (3, 3)])
 def test_tensors_are_collected_together(most: int, kept: int) -> None:
-    workspace.ResetWorkspace()
     for name in ("v", "w"):
         run("CreateTensorVector", [], [name])
     net = core.Net("collect")
@@ -36,7 +35,6 @@ def test_tensors_are_collected_together(most: int, kept: int) -> None:
 
 
 def test_an_empty_vector_cannot_be_joined() -> None:
-    workspace.ResetWorkspace()
     run("CreateTensorVector", [], ["v"])
     with pytest.raises(RuntimeError, match="no tensors to join"):
         run("ConcatTensorVector", ["v"], ["x"])

@@ -21,7 +21,6 @@ OPTIONS: dict[str, Any] = {"batch_size": 2, "scale": 12, "crop": 8}
 @pytest.fixture
 def numbered(tmp_path: Path) -> str:
     """Seven pictures, whose labels are their numbers."""
-    workspace.ResetWorkspace()
     return database(tmp_path / "pictures", [protos(encoded(picture(n)), n) for n in range(7)])
 
 
@@ -208,7 +207,6 @@ def test_arguments_that_make_no_sense(
 
 
 def test_an_input_that_is_no_reader() -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("reader", np.zeros(2, np.float32))
     with pytest.raises(RuntimeError, match="expected a reader of CreateDB"):
         image_input()

@@ -21,7 +21,6 @@ def run(kind: str, inputs: list[str], outputs: list[str], **arguments: object) -
 
 @pytest.fixture
 def index() -> str:
-    workspace.ResetWorkspace()
     run("StringIndexCreate", [], ["index"], max_elements=6)
     return "index"
 
@@ -59,7 +58,6 @@ def test_misuse_of_an_index_is_an_error(index: str) -> None:
 
 @pytest.mark.parametrize(("kind", "dtype"), [("IntIndexCreate", "i4"), ("LongIndexCreate", "i8")])
 def test_keys_may_be_integers(kind: str, dtype: str) -> None:
-    workspace.ResetWorkspace()
     run(kind, [], ["index"])
     assert numbers_of("index", np.array([[7, 5], [7, 6]], dtype)) == [[1, 2], [1, 3]]
     stored = run("IndexStore", ["index"], ["stored"])[0]
@@ -70,7 +68,6 @@ def test_keys_may_be_integers(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("key", ["i4", "i8"])
 @pytest.mark.parametrize("value", ["i4", "i8"])
 def test_a_map_is_saved_and_loaded(tmp_path: Path, key: str, value: str) -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("keys", np.array([3, 1, 2], key))
     workspace.FeedBlob("values", np.array([30, 10, 20], value))
     run("KeyValueToMap", ["keys", "values"], ["map"])
@@ -84,7 +81,6 @@ def test_a_map_is_saved_and_loaded(tmp_path: Path, key: str, value: str) -> None
 
 
 def test_a_new_map_is_empty() -> None:
-    workspace.ResetWorkspace()
     run("CreateMap", [], ["map"], key_dtype=core.DataType.INT64, value_dtype=core.DataType.INT32)
     keys, values = run("MapToKeyValue", ["map"], ["keys", "values"])
     assert (keys.dtype, values.dtype, keys.size) == ("i8", "i4", 0)

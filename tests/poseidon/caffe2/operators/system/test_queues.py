@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,6 @@ from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.net_builder import ops
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.task import Task, TaskGroup
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    workspace.ResetWorkspace()
-    yield
-    workspace.ResetWorkspace()
 
 
 def call(kind: str, inputs: list[str], outputs: list[str], **arguments: Any) -> None:

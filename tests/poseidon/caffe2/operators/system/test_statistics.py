@@ -13,7 +13,6 @@ from poseidon.caffe2.operators.system import statistics
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    workspace.ResetWorkspace()
     monkeypatch.setattr(statistics, "COMMON", statistics.Registry())
     yield
     workspace.ResetWorkspace()

@@ -101,7 +101,6 @@ def test_the_rate_follows_two_gradients() -> None:
 
 
 def test_iterations_are_counted_in_the_statistics() -> None:
-    workspace.ResetWorkspace()
     workspace.FeedBlob("counted_iter", np.array([5], np.int64))
     net = core.Net("counted")
     net.CreateMutex([], ["mutex"])
