@@ -51,6 +51,32 @@ def run(
     return [workspace.FetchBlob(name) for name in results]
 
 
+def assert_run(
+    kind: str,
+    inputs: Sequence[Array],
+    *expected: Any,
+    rtol: float | None = None,
+    atol: float = 0.0,
+    outputs: int | None = None,
+    in_place: dict[int, int] | None = None,
+    **arguments: Any,
+) -> None:
+    """Compare the first outputs of an operator with arrays: exactly, or with tolerances.
+
+    Args:
+        kind, inputs, in_place, arguments: see `run`.
+        expected: the arrays.
+        rtol, atol: the tolerances; by default values are equal.
+        outputs: the number of outputs; by default of the arrays.
+    """
+    found = run(kind, inputs, len(expected) if outputs is None else outputs, in_place, **arguments)
+    for value, wanted in zip(found, expected, strict=False):
+        if rtol is None:
+            np.testing.assert_array_equal(value, wanted)
+        else:
+            np.testing.assert_allclose(value, wanted, rtol=rtol, atol=atol)
+
+
 def assert_gradients(
     kind: str,
     inputs: Sequence[Array],

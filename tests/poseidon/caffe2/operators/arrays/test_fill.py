@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core
-from tests.support.caffe2_operators import run
+from tests.support.caffe2_operators import assert_run, run
 
 
 def test_a_shape_must_be_a_list() -> None:
@@ -28,5 +28,4 @@ def test_no_values_lie_between_limits_in_the_wrong_order(kind: str) -> None:
 
 def test_a_second_input_has_the_value_of_a_constant() -> None:
     shape, value = np.zeros((2, 3), "i8"), np.array([7], "i8")
-    (values,) = run("ConstantFill", [shape, value], dtype=core.DataType.INT64)
-    np.testing.assert_array_equal(values, np.full((2, 3), 7))
+    assert_run("ConstantFill", [shape, value], np.full((2, 3), 7), dtype=core.DataType.INT64)

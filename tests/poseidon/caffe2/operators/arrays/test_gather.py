@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(4, 5, 2)
 INDICES = np.array([[3, 0], [1, 3]], dtype=np.int64)
@@ -18,9 +18,7 @@ STRINGS = np.array([b"a", b"b", b"c", b"d"], dtype=object)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_gather(axis: int, dtype: Any) -> None:
-    np.testing.assert_array_equal(
-        run("Gather", [X, INDICES.astype(dtype)], axis=axis)[0], X.take(INDICES, axis)
-    )
+    assert_run("Gather", [X, INDICES.astype(dtype)], X.take(INDICES, axis), axis=axis)
     assert_gradients("Gather", [X, INDICES], [0], axis=axis, dense_gradient=1)
 
 
@@ -162,17 +160,14 @@ V = np.arange(6, dtype="f4")
 def test_values(
     kind: str, inputs: list[Array], outputs: int, arguments: dict[str, Any], expected: list[Any]
 ) -> None:
-    for made, wanted in zip(run(kind, inputs, outputs, **arguments), expected, strict=True):
-        np.testing.assert_array_equal(made, wanted)
+    assert_run(kind, inputs, *expected, outputs=outputs, **arguments)
 
 
 def test_scatter() -> None:
     x, indices, rows = numbers(4, 2), np.array([2, 0]), np.ones((2, 2), "f4")
     expected = x.copy()
     expected[indices] = rows
-    np.testing.assert_array_equal(
-        run("ScatterAssign", [x, indices, rows], in_place={0: 0})[0], expected
-    )
+    assert_run("ScatterAssign", [x, indices, rows], expected, in_place={0: 0})
 
 
 def test_sparse_to_dense() -> None:
@@ -180,9 +175,7 @@ def test_sparse_to_dense() -> None:
     expected = np.zeros((5, 2), "f4")
     np.add.at(expected, indices, values)
     np.testing.assert_allclose(run("SparseToDense", [indices, values])[0], expected[:4])
-    np.testing.assert_allclose(
-        run("SparseToDense", [indices, values, np.zeros((5, 1), "f4")])[0], expected
-    )
+    assert_run("SparseToDense", [indices, values, np.zeros((5, 1), "f4")], expected, rtol=1e-7)
     assert_gradients("SparseToDense", [indices, values], [1])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import assert_gradients, numbers, run
+from tests.support.caffe2_operators import assert_gradients, assert_run, numbers, run
 
 X = numbers(2, 6, 4, 3)
 
@@ -26,8 +26,7 @@ def test_concat_and_split_are_inverse(arguments: dict[str, Any], axis: int) -> N
     assert sizes.dtype == np.int32
     assert_gradients("Concat", parts, [0, 1], 2, (0,), **arguments)
     for inputs, more in (([X, sizes], {}), ([X], {"split": sizes.tolist()})):
-        for made, expected in zip(run("Split", inputs, 2, **arguments, **more), parts, strict=True):
-            np.testing.assert_array_equal(made, expected)
+        assert_run("Split", inputs, *parts, outputs=2, **arguments, **more)
         assert_gradients("Split", inputs, [0], 2, (0, 1), **arguments, **more)
 
 
@@ -41,8 +40,7 @@ def test_concat_with_a_new_axis() -> None:
 
 
 def test_equal_parts() -> None:
-    for made, expected in zip(run("Split", [X], 3), np.split(X, 3, 1), strict=True):
-        np.testing.assert_array_equal(made, expected)
+    assert_run("Split", [X], *np.split(X, 3, 1), outputs=3)
     with pytest.raises(RuntimeError, match="6 values cannot be split into 4 equal parts"):
         run("Split", [X], 4)
 
@@ -139,9 +137,7 @@ def test_masked_places(mode: str) -> None:
     inputs = [X_OF_MASKS, LENGTHS] if mode in ("sequence", "window") else [X_OF_MASKS]
     arguments = {"mode": mode, "radius": 1, "fill_val": -7.0}
     np.testing.assert_array_equal(run("SequenceMask", inputs, **arguments)[0], wanted)
-    np.testing.assert_array_equal(
-        run("SequenceMask", inputs, grad=1, **arguments)[0], np.where(wanted == -7, 0, X_OF_MASKS)
-    )
+    assert_run("SequenceMask", inputs, np.where(wanted == -7, 0, X_OF_MASKS), grad=1, **arguments)
     assert_gradients("SequenceMask", inputs, [0], **{**arguments, "fill_val": 0.0})
 
 

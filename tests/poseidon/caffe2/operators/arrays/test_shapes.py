@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(2, 3, 4)
 INT64 = np.int64
@@ -136,9 +136,7 @@ def test_values_by_other_inputs(kind: str, inputs: list[Array], expected: Array)
     ],
 )
 def test_values(kind: str, inputs: list[Array], arguments: dict[str, Any], expected: Any) -> None:
-    np.testing.assert_array_equal(
-        run(kind, inputs, 2 if kind == "Reshape" else 1, **arguments)[0], expected
-    )
+    assert_run(kind, inputs, expected, outputs=2 if kind == "Reshape" else 1, **arguments)
 
 
 @pytest.mark.parametrize(

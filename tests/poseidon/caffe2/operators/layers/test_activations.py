@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(3, 4)
 Function = Callable[[Array], Array]
@@ -66,9 +66,7 @@ def test_prelu(order: str, shared: bool) -> None:
     x = numbers(2, 3, 2, 2) if order == "NCHW" else numbers(2, 2, 2, 3)
     slope = numbers(1 if shared else 3)
     slopes = slope.reshape(-1, 1, 1) if order == "NCHW" else slope
-    np.testing.assert_allclose(
-        run("PRelu", [x, slope], order=order)[0], np.where(x > 0, x, slopes * x), rtol=1e-5
-    )
+    assert_run("PRelu", [x, slope], np.where(x > 0, x, slopes * x), rtol=1e-5, order=order)
     assert_gradients("PRelu", [x, slope], [0, 1], order=order)
 
 

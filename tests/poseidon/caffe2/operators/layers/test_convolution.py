@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X, W, B = numbers(2, 4, 6, 5), numbers(6, 4, 3, 3), numbers(6)
 
@@ -66,8 +66,7 @@ def test_convolution(arguments: dict[str, Any], reference: dict[str, Any]) -> No
 
 def test_groups_have_filters_of_their_own() -> None:
     w = numbers(6, 2, 3, 3)
-    (y,) = run("Conv", [X, w], kernel=3, group=2)
-    np.testing.assert_allclose(y, convolve(X, w, group=2), rtol=1e-4, atol=1e-4)
+    assert_run("Conv", [X, w], convolve(X, w, group=2), rtol=1e-4, atol=1e-4, kernel=3, group=2)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,7 @@ def test_each_place_has_its_filter(order: str, group: int, bias: bool) -> None:
         "order": order,
         "group": group,
     }
-    (y,) = run("LC2D", inputs, **arguments)
-    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    assert_run("LC2D", inputs, wanted, rtol=1e-4, atol=1e-5, **arguments)
     assert_gradients("LC", inputs, range(len(inputs)), **arguments)
 
 
@@ -215,9 +213,7 @@ def test_other_dimensions_are_convolutions_where_all_filters_are_equal(count: in
         np.broadcast_to(w, (*places, *w.shape)).copy(),
         np.broadcast_to(b, (*places, 3)).copy(),
     ]
-    np.testing.assert_allclose(
-        run(f"LC{count}D", inputs, **settings)[0], wanted, rtol=1e-4, atol=1e-5
-    )
+    assert_run(f"LC{count}D", inputs, wanted, rtol=1e-4, atol=1e-5, **settings)
 
 
 def test_filters_of_a_wrong_shape_are_an_error() -> None:

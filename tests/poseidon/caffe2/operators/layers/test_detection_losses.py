@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(2, 6, 3, 2)
 """Two images, two anchors, three classes."""
@@ -115,8 +115,7 @@ def test_focal_loss_of_softmaxes(gamma: float, count: float) -> None:
             wanted -= (0.3 if t else 0.7) * (1 - p) ** gamma * np.log(p)
     np.testing.assert_allclose(loss, 2 * wanted / max(count, 1), rtol=1e-5)
     assert_gradients("SoftmaxFocalLoss", inputs, [0], 2, **arguments)
-    (alone,) = run("GroupSpatialSoftmax", [X], num_classes=3)
-    np.testing.assert_array_equal(alone, probabilities)
+    assert_run("GroupSpatialSoftmax", [X], probabilities, num_classes=3)
     assert_gradients("GroupSpatialSoftmax", [X], [0], num_classes=3)
 
 

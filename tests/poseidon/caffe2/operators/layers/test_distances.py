@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X, Y = numbers(4, 3), numbers(4, 3, seed=1)
 SIGNS = np.array([1, -1, 1, -1], "float32")
@@ -99,9 +99,7 @@ def test_accuracy_of_classes() -> None:
 
 
 def test_perplexity() -> None:
-    np.testing.assert_allclose(
-        run("Perplexity", [np.array([0.5, 0.25], "float32")])[0], 8**0.5, rtol=1e-5
-    )
+    assert_run("Perplexity", [np.array([0.5, 0.25], "float32")], 8**0.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +110,7 @@ def test_no_pairs_at_all(kind: str) -> None:
 
 
 def test_rows_of_one_element_are_padded_too() -> None:
-    np.testing.assert_allclose(
-        run("DotProductWithPadding", [X[:, 0], Y[:, 0]])[0], X[:, 0] * Y[:, 0], 1e-5
-    )
+    assert_run("DotProductWithPadding", [X[:, 0], Y[:, 0]], X[:, 0] * Y[:, 0], rtol=1e-5)
     assert_gradients("DotProductWithPadding", [X[:, 0], Y[:, 0]], [0, 1])
 
 

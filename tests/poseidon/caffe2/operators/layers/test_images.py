@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import assert_gradients, numbers, run
+from tests.support.caffe2_operators import assert_gradients, assert_run, numbers, run
 
 X = numbers(2, 4, 4, 6)
 
@@ -114,8 +114,7 @@ def test_channels_are_normalized_by_given_numbers() -> None:
 
 def test_pixels_become_squares() -> None:
     x = numbers(2, 3, 2, 4)
-    (y,) = run("UpsampleNearest", [x], scale=3)
-    np.testing.assert_array_equal(y, x.repeat(3, 2).repeat(3, 3))
+    assert_run("UpsampleNearest", [x], x.repeat(3, 2).repeat(3, 3), scale=3)
     np.testing.assert_array_equal(run("UpsampleNearest", [x[0]])[0], x[0].repeat(2, 1).repeat(2, 2))
     assert_gradients("UpsampleNearest", [x], [0], scale=3)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import assert_gradients, numbers, run
+from tests.support.caffe2_operators import assert_gradients, assert_run, numbers, run
 
 SCALE, BIAS = numbers(4), numbers(4, seed=1)
 
@@ -75,10 +75,8 @@ def test_a_layer_of_all_dimensions_has_gradients_by_element() -> None:
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_vectors(axis: int) -> None:
     x = numbers(3, 4)
-    np.testing.assert_allclose(
-        run("Normalize", [x], axis=axis)[0],
-        x / np.linalg.norm(x, axis=axis, keepdims=True),
-        rtol=1e-5,
+    assert_run(
+        "Normalize", [x], x / np.linalg.norm(x, axis=axis, keepdims=True), rtol=1e-5, axis=axis
     )
     assert_gradients("Normalize", [x], [0], axis=axis)
     x[0] = 0

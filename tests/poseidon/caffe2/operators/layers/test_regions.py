@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(2, 3, 6, 7)
 REGIONS = np.array(
@@ -80,9 +80,7 @@ def test_means_of_points(ratio: int, aligned: int, order: str) -> None:
 
 def test_regions_without_an_image_are_of_the_first() -> None:
     (wanted,) = run("RoIAlign", [X, REGIONS[:1]], pooled_h=2, pooled_w=2)
-    np.testing.assert_array_equal(
-        run("RoIAlign", [X, REGIONS[:1, 1:]], pooled_h=2, pooled_w=2)[0], wanted
-    )
+    assert_run("RoIAlign", [X, REGIONS[:1, 1:]], wanted, pooled_h=2, pooled_w=2)
 
 
 def test_boxes_are_moved_and_cut() -> None:

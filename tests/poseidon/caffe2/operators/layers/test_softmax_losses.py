@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X, LABELS, WEIGHTS = (
     numbers(4, 3),
@@ -103,9 +103,7 @@ T = (Q > 0.3).astype("float32")
     ],
 )
 def test_cross_entropy_of_logits(arguments: dict[str, Any], likelihood: Array) -> None:
-    np.testing.assert_allclose(
-        run("SigmoidCrossEntropyWithLogits", [X, T], **arguments)[0], -likelihood.mean(1), rtol=1e-4
-    )
+    assert_run("SigmoidCrossEntropyWithLogits", [X, T], -likelihood.mean(1), rtol=1e-4, **arguments)
     assert_gradients("SigmoidCrossEntropyWithLogits", [X, T], [0], **arguments)
 
 

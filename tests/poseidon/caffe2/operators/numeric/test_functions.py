@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(3, 4)
 INSIDE = (X / (1 + np.abs(X).max())).astype("f4")
@@ -97,9 +97,7 @@ def test_the_gradients_of_a_power_of_two_inputs(
 ) -> None:
     exponents = np.linspace(0.5, 2, int(np.prod(shape))).reshape(shape).astype("f4")
     fitted = exponents[:, None] if arguments.get("axis") == 0 else exponents
-    np.testing.assert_allclose(
-        run("Pow", [POSITIVE, exponents], **arguments)[0], POSITIVE**fitted, rtol=1e-5
-    )
+    assert_run("Pow", [POSITIVE, exponents], POSITIVE**fitted, rtol=1e-5, **arguments)
     assert_gradients("Pow", [POSITIVE, exponents], [0, 1], **arguments)
 
 
@@ -190,9 +188,7 @@ def test_comparisons_with_both_ways_of_broadcasting(
 ) -> None:
     np.testing.assert_array_equal(run(kind, [A, B])[0], expected(A, B))
     np.testing.assert_array_equal(run(kind, [A, B[0]], broadcast=1)[0], expected(A, B[0]))
-    np.testing.assert_array_equal(
-        run(kind, [A, B[:, 0]], broadcast=1, axis=0)[0], expected(A, B[:, :1])
-    )
+    assert_run(kind, [A, B[:, 0]], expected(A, B[:, :1]), broadcast=1, axis=0)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +213,7 @@ def test_not() -> None:
 def test_where(rows: bool) -> None:
     condition = np.array([True, False]) if rows else A > 1
     expected = np.where(condition[:, None] if rows else condition, A, B)
-    np.testing.assert_array_equal(
-        run("Where", [condition, A, B], broadcast_on_rows=int(rows))[0], expected
-    )
+    assert_run("Where", [condition, A, B], expected, broadcast_on_rows=int(rows))
 
 
 @pytest.mark.parametrize(
@@ -260,6 +254,5 @@ def test_several_inputs(kind: str, expected: Callable[..., Any]) -> None:
 
 def test_division_by_a_root() -> None:
     x, scale = numbers(3, 2), np.array([4, 0, 1], dtype=np.int32)
-    (y,) = run("SquareRootDivide", [x, scale])
-    np.testing.assert_allclose(y, x / np.array([[2], [1], [1]]), rtol=1e-6)
+    assert_run("SquareRootDivide", [x, scale], x / np.array([[2], [1], [1]]), rtol=1e-6)
     assert_gradients("SquareRootDivide", [x, scale], [0])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, tt_core, workspace
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 Shape = tuple[int, ...]
 
@@ -20,9 +20,7 @@ def test_transposed_layer(axis: int) -> None:
     x, b = numbers(2, 3, 4), numbers(2)
     w = numbers(12 if axis == 1 else 4, 2)
     wanted = x.reshape(*x.shape[:axis], -1) @ w + b
-    np.testing.assert_allclose(
-        run("FCTransposed", [x, w, b], axis=axis)[0], wanted, rtol=1e-4, atol=1e-5
-    )
+    assert_run("FCTransposed", [x, w, b], wanted, rtol=1e-4, atol=1e-5, axis=axis)
     assert_gradients("FCTransposed", [x, w, b], [0, 1, 2], axis=axis)
 
 
@@ -68,9 +66,7 @@ def test_products_of_vectors(a: Array, b: Array, arguments: dict[str, int], shap
 
 def test_batches_broadcast_where_it_is_asked_for() -> None:
     a, b = numbers(2, 3, 2, 4), numbers(4, 5)
-    np.testing.assert_allclose(
-        run("BatchMatMul", [a, b], broadcast=1)[0], a @ b, rtol=1e-4, atol=1e-5
-    )
+    assert_run("BatchMatMul", [a, b], a @ b, rtol=1e-4, atol=1e-5, broadcast=1)
     with pytest.raises(RuntimeError, match="need broadcast"):
         run("BatchMatMul", [a, b])
 
@@ -91,9 +87,7 @@ def test_affine_channels(order: str, learned: int) -> None:
 @pytest.mark.parametrize(("axis", "shape"), [(1, (3, 4)), (2, (4,))])
 def test_elementwise_linear(axis: int, shape: tuple[int, ...]) -> None:
     x, w, b = numbers(2, 3, 4), numbers(*shape), numbers(*shape, seed=1)
-    np.testing.assert_allclose(
-        run("ElementwiseLinear", [x, w, b], axis=axis)[0], x * w + b, rtol=1e-4, atol=1e-5
-    )
+    assert_run("ElementwiseLinear", [x, w, b], x * w + b, rtol=1e-4, atol=1e-5, axis=axis)
     assert_gradients("ElementwiseLinear", [x, w, b], [0, 1, 2], axis=axis)
 
 
@@ -132,17 +126,13 @@ def test_rows_have_weights() -> None:
     x, w = numbers(4, 3), numbers(4, seed=1)
     np.testing.assert_allclose(run("RowMul", [x, w])[0], x * w[:, None], rtol=1e-6)
     assert_gradients("RowMul", [x, w], [0, 1])
-    np.testing.assert_allclose(
-        run("ReduceTailSum", [numbers(2, 3, 2)])[0], numbers(2, 3, 2).sum((1, 2)), 1e-5
-    )
+    assert_run("ReduceTailSum", [numbers(2, 3, 2)], numbers(2, 3, 2).sum((1, 2)), rtol=1e-5)
 
 
 def test_a_tensor_train_is_a_fully_connected_layer() -> None:
     w, x, b = numbers(6, 4), numbers(3, 4), numbers(6, seed=1)
     cores = tt_core.matrix_to_tt(w, [2, 2], [3, 2], [1, 4, 1])
     arguments = {"inp_sizes": [2, 2], "out_sizes": [3, 2], "tt_ranks": [1, 4, 1]}
-    np.testing.assert_allclose(
-        run("TT", [x, b, cores], **arguments)[0], x @ w.T + b, rtol=1e-4, atol=1e-5
-    )
+    assert_run("TT", [x, b, cores], x @ w.T + b, rtol=1e-4, atol=1e-5, **arguments)
     with pytest.raises(RuntimeError, match="tt_ranks longer by 1"):
         run("TT", [x, b, cores], **{**arguments, "tt_ranks": [1, 1]})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import assert_gradients, numbers, run
+from tests.support.caffe2_operators import assert_gradients, assert_run, numbers, run
 
 X, Y = numbers(3, 4), numbers(5, seed=1)
 
@@ -45,9 +45,7 @@ def test_histograms_add_up_over_runs() -> None:
 def test_quantile(share: float, place: int, magnitudes: int) -> None:
     ordered = np.sort((np.abs(X) if magnitudes else X).reshape(-1))
     inputs = [X.reshape(-1)[:5], X.reshape(-1)[5:]]
-    np.testing.assert_array_equal(
-        run("Quantile", inputs, quantile=share, abs=magnitudes)[0], [ordered[place]]
-    )
+    assert_run("Quantile", inputs, [ordered[place]], quantile=share, abs=magnitudes)
 
 
 def test_buckets() -> None:
@@ -97,8 +95,7 @@ def test_percentiles_by_tables() -> None:
     columns = [(x[:, i], *np.array(rows).T) for i, rows in enumerate(tables)]
     wanted = np.stack([np.interp(*column, left=0, right=1) for column in columns], 1)
     rows = np.array([row for part in tables for row in part], "f4")
-    (found,) = run("Percentile", [x, rows, np.array([3, 1, 2], "i4")])
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert_run("Percentile", [x, rows, np.array([3, 1, 2], "i4")], wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(RuntimeError, match="do not fit 3 columns"):
         run("Percentile", [x, rows, np.array([3, 3], "i4")])
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(4, 3)
 POWERS, SHIFTS = np.array([0, 0.5, 2], "f4"), np.array([3, 4, 5], "f4")
@@ -69,8 +69,7 @@ def test_pieces_of_lines(as_inputs: bool) -> None:
     wanted = np.array([0, 0.5, 1, 1.125, 1.25])
     arrays = [np.array(values, "f4") for values in PIECES.values()] if as_inputs else []
     arguments = {} if as_inputs else PIECES
-    (one,) = run("PiecewiseLinearTransform", [p, *arrays], binary=1, **arguments)
-    np.testing.assert_allclose(one, wanted, rtol=1e-5)
+    assert_run("PiecewiseLinearTransform", [p, *arrays], wanted, rtol=1e-5, binary=1, **arguments)
     both = np.stack([1 - p, p], 1)
     (two,) = run("PiecewiseLinearTransform", [both, *arrays], binary=1, **arguments)
     np.testing.assert_allclose(two, np.stack([1 - wanted, wanted], 1), rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 LENGTHS, INDICES = np.array([2, 0, 1], "i4"), np.array([3, 0, 1], "i8")
 VALUES = numbers(3)
@@ -17,8 +17,7 @@ def test_dense_and_sparse_rows() -> None:
     inputs = [LENGTHS, INDICES, VALUES]
     (y,) = run("BatchSparseToDense", inputs, dense_last_dim=4, default_value=9.0)
     np.testing.assert_array_equal(y, DENSE)
-    (like,) = run("BatchSparseToDense", [*inputs, numbers(3, 4)], default_value=9.0)
-    np.testing.assert_array_equal(like, DENSE)
+    assert_run("BatchSparseToDense", [*inputs, numbers(3, 4)], DENSE, default_value=9.0)
     np.testing.assert_array_equal(run("BatchDenseToSparse", [LENGTHS, INDICES, y])[0], VALUES)
     assert_gradients("BatchSparseToDense", inputs, [2], dense_last_dim=4)
     assert_gradients("BatchDenseToSparse", [LENGTHS, INDICES, DENSE], [2])
@@ -63,9 +62,7 @@ def test_hashes_of_indices(dtype: str) -> None:
 def test_one_number_for_several_categories() -> None:
     x = np.array([[4, 0, 10], [5, 0, 30], [4, 1, 20]], "f4")
     settings = {"col_ids": [0, 2], "categorical_limits": [2, 3], "vals": [4, 5, 10, 20, 30]}
-    np.testing.assert_array_equal(
-        run("NGramFromCategorical", [x], **settings)[0], [0, 1 + 2 * 2, 2]
-    )
+    assert_run("NGramFromCategorical", [x], [0, 1 + 2 * 2, 2], **settings)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
@@ -162,8 +159,7 @@ def test_lengths_in_parts() -> None:
 
 
 def test_blocks_are_removed() -> None:
-    (y,) = run("RemoveDataBlocks", [ROWS, np.array([3, 0, 3])])
-    np.testing.assert_array_equal(y, ROWS[[1, 2, 4]])
+    assert_run("RemoveDataBlocks", [ROWS, np.array([3, 0, 3])], ROWS[[1, 2, 4]])
 
 
 def test_sequences_side_by_side() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, numbers, run
+from tests.support.caffe2_operators import Array, assert_run, numbers, run
 
 X = numbers(6, 10)
 STEPS = np.ptp(X, axis=1, keepdims=True) / 255
@@ -57,9 +57,7 @@ def test_sums_and_means_of_rows(mean: bool) -> None:
     (fused,) = run("FloatToFused8BitRowwiseQuantized", [X])
     rows, pairs = run("FloatToRowwiseQuantized8Bits", [X], 2)
     (exact,) = run("Fused8BitRowwiseQuantizedToFloat", [fused])
-    np.testing.assert_allclose(
-        run("GatherFused8BitRowwise", [fused, INDICES])[0], exact[INDICES], rtol=1e-6
-    )
+    assert_run("GatherFused8BitRowwise", [fused, INDICES], exact[INDICES], rtol=1e-6)
     wanted = by_lengths(exact[INDICES], mean)
     weighted = by_lengths(exact[INDICES] * WEIGHTS[:, None], mean)
     cases = [
@@ -110,9 +108,7 @@ def test_the_first_number_is_in_the_lowest_bits() -> None:
     assert fused[0, :2].tolist() == [0xF0, 0x21]
     np.testing.assert_array_equal(fused[0, 2:].view("f2"), [1, 0])
     (equal,) = run("FloatToFused2BitRowwiseQuantized", [np.full((1, 4), 3, "f4")])
-    np.testing.assert_array_equal(
-        run("Fused2BitRowwiseQuantizedToHalf", [equal])[0], np.full((1, 4), 3)
-    )
+    assert_run("Fused2BitRowwiseQuantizedToHalf", [equal], np.full((1, 4), 3))
 
 
 @pytest.mark.parametrize("bits", [2, 4])

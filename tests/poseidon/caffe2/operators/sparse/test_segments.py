@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(7, 3)
 ROWS = numbers(6, 3)
@@ -48,9 +48,7 @@ def test_segments_by_ids(kind: str, family: str) -> None:
     name = f"{family}Segment{kind}"
     np.testing.assert_allclose(run(name, [ROWS, ids])[0], by_ids(kind, ROWS, ids), rtol=1e-5)
     assert_gradients(name, [ROWS, ids], [0])
-    np.testing.assert_allclose(
-        run(f"Sparse{name}", [X, INDICES, ids])[0], by_ids(kind, X[INDICES], ids), rtol=1e-5
-    )
+    assert_run(f"Sparse{name}", [X, INDICES, ids], by_ids(kind, X[INDICES], ids), rtol=1e-5)
     assert_gradients(f"Sparse{name}", [X, INDICES, ids], [0])
 
 
@@ -69,9 +67,7 @@ def test_ranges_of_sorted_ids(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Sum", "Mean", "Max"])
 def test_segments_by_lengths(kind: str) -> None:
-    np.testing.assert_allclose(
-        run(f"Lengths{kind}", [ROWS, LENGTHS])[0], by_lengths(kind, ROWS), rtol=1e-5
-    )
+    assert_run(f"Lengths{kind}", [ROWS, LENGTHS], by_lengths(kind, ROWS), rtol=1e-5)
     assert_gradients(f"Lengths{kind}", [ROWS, LENGTHS], [0])
     (y,) = run(f"SparseLengths{kind}", [X, INDICES, LENGTHS])
     np.testing.assert_allclose(y, by_lengths(kind, X[INDICES]), rtol=1e-5)
@@ -87,13 +83,10 @@ def test_weighted_sums(family: str, on_weights: int) -> None:
     wanted = [0, 1] if on_weights else [0]
     name = f"{family}WeightedSum"
     expected = reduce("Sum", ROWS * WEIGHTS[:, None])
-    np.testing.assert_allclose(
-        run(name, [ROWS, WEIGHTS, segments])[0], expected, rtol=1e-4, atol=1e-6
-    )
+    assert_run(name, [ROWS, WEIGHTS, segments], expected, rtol=1e-4, atol=1e-6)
     assert_gradients(name, [ROWS, WEIGHTS, segments], wanted, grad_on_weights=on_weights)
     expected = reduce("Sum", X[INDICES] * WEIGHTS[:, None])
-    (y,) = run(f"Sparse{name}", [X, WEIGHTS, INDICES, segments])
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
+    assert_run(f"Sparse{name}", [X, WEIGHTS, INDICES, segments], expected, rtol=1e-4, atol=1e-6)
     if family == "Lengths" or not on_weights:
         assert_gradients(
             f"Sparse{name}", [X, WEIGHTS, INDICES, segments], wanted, grad_on_weights=on_weights
@@ -116,5 +109,4 @@ def test_no_rows_at_all() -> None:
 @pytest.mark.parametrize("prefix", ["", "Sparse"])
 def test_gradients_of_older_releases(prefix: str) -> None:
     dy = numbers(4, 3)
-    (rows,) = run(f"{prefix}LengthsSumGradient", [dy, LENGTHS])
-    np.testing.assert_array_equal(rows, np.repeat(dy, LENGTHS, axis=0))
+    assert_run(f"{prefix}LengthsSumGradient", [dy, LENGTHS], np.repeat(dy, LENGTHS, axis=0))

@@ -104,8 +104,8 @@ def test_a_file_that_is_missing_or_cut_off_is_an_error(saved: dict[str, Any]) ->
     ("db", "db_type", "message"),
     [
         ("none", "lmdb", r"The database \S+none does not exist"),
-        ("lmdb", "leveldb", r"The database \S+lmdb is LMDB: expected the type lmdb, found leveldb"),
-        ("lmdb", "minidb", r"The database \S+lmdb is LMDB: expected the type lmdb, found minidb"),
+        ("lmdb", "leveldb", r"The database \S+lmdb is LMDB \(lmdb\), not leveldb"),
+        ("lmdb", "minidb", r"The database \S+lmdb is LMDB \(lmdb\), not minidb"),
         ("no/folder", "minidb", r"Cannot write the database \S+no/folder"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_record_of_another_format_is_an_error(numbered: tuple[str, str]) -> No
     call("CreateDB", [], ["reader"], db=path, db_type=db_type)
     with pytest.raises(RuntimeError, match="has 2 tensors, expected a TensorProtos of 3"):
         call("TensorProtosDBInput", ["reader"], ["a", "b", "c"])
-    with pytest.raises(RuntimeError, match="fewer records than the shard id 7"):
+    with pytest.raises(RuntimeError, match="no record of shard 7"):
         call("CreateDB", [], ["reader"], db=path, db_type=db_type, num_shards=9, shard_id=7)
 
 

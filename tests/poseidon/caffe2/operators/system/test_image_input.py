@@ -191,7 +191,7 @@ def test_an_operator_may_have_a_database_of_its_own(numbered: str) -> None:
         ({"label_type": 1}, "label_type=1 needs num_labels"),
         ({"label_type": 6}, "label_type must be from 0 to 5"),
         ({"random_scale": [7, 9]}, "two lengths from crop=8 on"),
-        ({"output_sizes": [1]}, "0 further outputs have 1 output_sizes"),
+        ({"output_sizes": [1]}, "0 more outputs, 1 output_sizes"),
         ({"output_type": "double"}, "must be float or float16, not double"),
         ({"use_caffe_datum": 1, "outputs": 3}, "image and label"),
         ({"scale_jitter_type": 2}, "scale_jitter_type="),

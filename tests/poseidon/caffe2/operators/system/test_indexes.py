@@ -52,7 +52,7 @@ def test_misuse_of_an_index_is_an_error(index: str) -> None:
         numbers_of(index, texts("f"))
     with pytest.raises(RuntimeError, match="needs an empty index"):
         run("IndexLoad", [index, "keys"], [])
-    with pytest.raises(RuntimeError, match="keys of type string, not"):
+    with pytest.raises(RuntimeError, match="string keys, not"):
         numbers_of(index, np.array([1]))
 
 
