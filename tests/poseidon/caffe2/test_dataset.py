@@ -57,9 +57,7 @@ BATCHES = [
 def read(net: Any, record: Any) -> list[Any]:
     workspace.RunNet(net)
     columns = [workspace.FetchBlob(blob) for blob in record.field_blobs()]
-    return [
-        [x.decode() if isinstance(x, bytes) else x for x in column.tolist()] for column in columns
-    ]
+    return [[x.decode() if isinstance(x, bytes) else x for x in each.tolist()] for each in columns]
 
 
 def test_batches_have_the_nested_values_of_their_records() -> None:

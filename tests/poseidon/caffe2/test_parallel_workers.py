@@ -60,9 +60,7 @@ class TestInitWorkers:
 
     def test_shutdown_is_not_called_where_nothing_started(self, coordinator: Any) -> None:
         calls: list[str] = []
-        parallel_workers.init_workers(
-            lambda number: None, shutdown_fun=lambda: calls.append("shutdown")
-        )
+        parallel_workers.init_workers(lambda n: None, shutdown_fun=lambda: calls.append("shutdown"))
         assert coordinator.stop()
         assert calls == []
 

@@ -124,9 +124,7 @@ def test_the_first_states_are_parameters() -> None:
     workspace.RunNetOnce(model.param_init_net)
     model.AddGradientOperators([scalar(model.net, outputs[:1])])
     workspace.RunNetOnce(model.net)
-    gradient = model.param_to_grad[
-        next(p for p in model.params if "initial_hidden_state" in str(p))
-    ]
+    gradient = model.param_to_grad[next(p for p in model.params if "initial_hidden" in str(p))]
     assert workspace.FetchBlob(gradient).shape == (4,)
     assert outputs[-1]["recurrent"]["weights"] == "s/gates_t_w"
 

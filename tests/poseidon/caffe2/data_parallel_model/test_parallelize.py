@@ -213,9 +213,7 @@ def test_devices_are_different_numbers(devices: list[Any]) -> None:
 
 def test_one_number_is_no_list_of_devices() -> None:
     with pytest.raises(AssertionError, match=r"^devices=2: expected a list of numbers"):
-        data_parallel_model.Parallelize_CPU(
-            model_helper.ModelHelper(name="m"), None, None, devices=2
-        )
+        data_parallel_model.Parallelize_CPU(model_helper.ModelHelper(), None, None, devices=2)
 
 
 def test_a_rendezvous_without_an_entry_is_named() -> None:

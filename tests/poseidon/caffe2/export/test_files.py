@@ -37,9 +37,7 @@ def files(tmp_path: Path) -> Path:
     init, predict = mobile_exporter.Export(workspace, model.net, model.GetAllParams())
     for name, net in (("init_net", init), ("predict_net", predict)):
         (tmp_path / f"{name}.pb").write_bytes(net.SerializeToString())
-        (tmp_path / f"{name}.pbtxt").write_text(
-            text_format.MessageToString(net), encoding="utf-8-sig"
-        )
+        (tmp_path / f"{name}.pbtxt").write_text(text_format.MessageToString(net), "utf-8-sig")
     meta = predictor_exporter.PredictorExportMeta(
         predict_net=model.net,
         parameters=model.GetAllParams(),

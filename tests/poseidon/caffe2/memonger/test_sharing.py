@@ -235,9 +235,7 @@ def test_memory_of_a_run_falls() -> None:
         for step in current().nets[proto.name].steps:
             step()
             values = [blob.value for blob in current().blobs.values()]
-            peak = max(
-                peak, sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
-            )
+            peak = max(peak, sum(x.nbytes for x in values if isinstance(x, torch.Tensor)))
         return peak
 
     model = chain()

@@ -208,11 +208,7 @@ def test_other_dimensions_are_convolutions_where_all_filters_are_equal(count: in
     }
     (wanted,) = run("Conv", [x, w, b], **settings)
     places = wanted.shape[2:]
-    inputs = [
-        x,
-        np.broadcast_to(w, (*places, *w.shape)).copy(),
-        np.broadcast_to(b, (*places, 3)).copy(),
-    ]
+    inputs = [x, *(np.broadcast_to(y, (*places, *y.shape)).copy() for y in (w, b))]
     assert_run(f"LC{count}D", inputs, wanted, rtol=1e-4, atol=1e-5, **settings)
 
 

@@ -10,10 +10,7 @@ import pytest
 
 from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
-X = (
-    np.random.RandomState(3).permutation(2 * 3 * 7 * 6).reshape(2, 3, 7, 6).astype("float32") / 100
-    + 0.1
-)
+X = np.random.RandomState(3).permutation(2 * 3 * 7 * 6).reshape(2, 3, 7, 6).astype("f4") / 100 + 0.1
 
 
 def pool(

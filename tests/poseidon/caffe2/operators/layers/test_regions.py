@@ -10,9 +10,7 @@ import pytest
 from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
 X = numbers(2, 3, 6, 7)
-REGIONS = np.array(
-    [[0, 0, 0, 6, 5], [1, 2.6, 1.2, 5, 3], [1, 9, 9, 10, 10], [0, 3, 2, 3, 2]], "float32"
-)
+REGIONS = np.array([[0, 0, 0, 6, 5], [1, 2.6, 1.2, 5, 3], [1, 9, 9, 10, 10], [0, 3, 2, 3, 2]], "f4")
 
 
 def part(first: float, last: float, parts: int, index: int, size: int) -> range:

@@ -9,11 +9,7 @@ import pytest
 
 from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
-X, LABELS, WEIGHTS = (
-    numbers(4, 3),
-    np.array([0, 2, 1, 2], "int32"),
-    np.array([0.5, 2, 0, 1], "float32"),
-)
+X, LABELS, WEIGHTS = numbers(4, 3), np.array([0, 2, 1, 2], "i4"), np.array([0.5, 2, 0, 1], "f4")
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -70,9 +66,7 @@ def test_pixels_without_a_label_do_not_count(weighted: bool) -> None:
     assert_gradients("SpatialSoftmaxWithLoss", inputs, [0], 2, [1])
     np.testing.assert_array_equal(run("SpatialSoftmaxWithLoss", inputs, 2, scale=3.0)[1], found[1])
     given = [*inputs, p, np.array(1, "float32")]
-    plain, scaled = (
-        run("SpatialSoftmaxWithLossGradient", given, scale=scale)[0] for scale in (1.0, 3.0)
-    )
+    plain, scaled = (run("SpatialSoftmaxWithLossGradient", given, scale=s)[0] for s in (1.0, 3.0))
     np.testing.assert_allclose(scaled, 3 * plain, rtol=1e-5)  # the gradient alone is scaled
 
 

@@ -36,9 +36,7 @@ def by_lengths(kind: str, rows: Array, lengths: Array = LENGTHS) -> Array:
 
 
 def by_ids(kind: str, rows: Array, ids: Array = IDS) -> Array:
-    return np.stack(
-        [REDUCTIONS[kind](rows[ids == number], axis=0) for number in range(ids.max() + 1)]
-    )
+    return np.stack([REDUCTIONS[kind](rows[ids == n], axis=0) for n in range(ids.max() + 1)])
 
 
 @pytest.mark.parametrize("kind", ["Sum", "Mean"])

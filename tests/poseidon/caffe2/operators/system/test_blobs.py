@@ -19,12 +19,7 @@ def call(kind: str, inputs: list[str], outputs: list[str], **arguments: Any) -> 
 def test_a_counter() -> None:
     call("CreateCounter", [], ["c"], init_count=2)
     assert not call("CheckCounterDone", ["c"], ["done"])
-    assert [bool(call("CountDown", ["c"], ["done"])) for _ in range(4)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert [bool(call("CountDown", ["c"], ["done"])) for _ in range(4)] == [False] * 2 + [True] * 2
     assert call("CheckCounterDone", ["c"], ["done"])
     call("ResetCounter", ["c"], [], init_count=5)
     assert call("CountUp", ["c"], ["before"]) == 5
