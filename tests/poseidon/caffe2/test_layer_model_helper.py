@@ -20,11 +20,6 @@ X = numbers(6, 4)
 LABEL = np.array([1, 0, 0, 1, 1, 0], "int32")
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    workspace.ResetWorkspace()
-
-
 def model_of(*columns: tuple[str, Any], label: Any = np.int32) -> LayerModelHelper:
     return LayerModelHelper(
         "model", schema.Struct(*columns), schema.Struct(("label", schema.Scalar(label)))
