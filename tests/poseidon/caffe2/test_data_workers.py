@@ -15,7 +15,6 @@ from poseidon.caffe2 import core, data_workers, workspace
 def fresh() -> Iterator[None]:
     yield
     assert data_workers.global_coordinator.stop()
-    workspace.ResetWorkspace()
 
 
 def rows(number: int, batch_size: int) -> list[np.ndarray]:

@@ -4,7 +4,6 @@ finite differences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,8 @@ NAME = "external/recurrent"
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh() -> None:
     np.random.seed(0)
-    yield
-    workspace.ResetWorkspace()
 
 
 def prepared(create: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, Any]]:

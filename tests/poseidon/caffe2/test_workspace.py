@@ -18,7 +18,6 @@ from poseidon.caffe2 import core, workspace
 def fresh() -> Iterator[None]:
     yield
     workspace.SwitchWorkspace("default")
-    workspace.ResetWorkspace()
 
 
 def test_a_net_runs_over_the_blobs() -> None:

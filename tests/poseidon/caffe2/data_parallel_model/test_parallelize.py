@@ -130,7 +130,7 @@ def test_a_machine_without_gpus_uses_the_cpu_with_one_warning(
         for _ in range(2):
             model = build([0, 1], cpu_device=False)
     assert [record.message for record in caplog.records] == [
-        "This machine has no GPU: the replicas of data_parallel_model run on the CPU"
+        "This machine has no GPU: data_parallel_model's replicas run on the CPU"
     ]
     assert (model._device_prefix, model._device_type) == ("gpu", caffe2_pb2.CPU)
     assert data_parallel_model.GetLearningRateBlobNames(model) == ["SgdOptimizer_0_lr_cpu"]
@@ -288,7 +288,7 @@ def test_what_follows_the_first_copies_is_built_for_each_device() -> None:
 @pytest.mark.parametrize("sizes", [[4], [4, 0], [1, 2, 3]])
 def test_each_shard_has_a_batch_size(sizes: list[int]) -> None:
     rendezvous = {"kv_handler": "store", "num_shards": 2, "shard_id": 0, "engine": "GLOO"}
-    with pytest.raises(ValueError, match=r"expected 2 batch sizes above 0, one for each shard"):
+    with pytest.raises(ValueError, match=r"expected 2 numbers above 0"):
         build([0], rendezvous=rendezvous, shard_batch_sizes=sizes)
 
 

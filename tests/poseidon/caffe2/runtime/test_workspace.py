@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,8 @@ from poseidon.caffe2 import core, workspace
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh() -> None:
     workspace.FeedBlob("n", np.zeros(1, dtype=np.int64))
-    yield
-    workspace.ResetWorkspace()
 
 
 def net_of(function: Any, name: str = "python") -> core.Net:

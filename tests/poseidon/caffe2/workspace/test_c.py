@@ -16,7 +16,6 @@ from poseidon.caffe2 import core, workspace
 def fresh() -> Iterator[None]:
     yield
     workspace.StopImmediate()
-    workspace.ResetWorkspace()
 
 
 def test_a_workspace_of_its_own() -> None:

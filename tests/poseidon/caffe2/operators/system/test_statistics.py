@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -12,10 +10,8 @@ from poseidon.caffe2.operators.system import statistics
 
 
 @pytest.fixture(autouse=True)
-def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "COMMON", statistics.Registry())
-    yield
-    workspace.ResetWorkspace()
 
 
 def run(kind: str, inputs: list[str], outputs: list[str], **arguments: object) -> None:
