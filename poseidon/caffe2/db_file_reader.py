@@ -61,18 +61,9 @@ class DBFileReader(Reader):
             return from_column_list(field_names)
         with core.NameScope(self.name):
             prefix = scope.CurrentNameScope()
-        workspace.RunOperatorOnce(
-            core.CreateOperator(
-                "Load",
-                [],
-                [],
-                absolute_path=True,
-                db=self.db_path,
-                db_type=self.db_type,
-                load_all=True,
-                add_prefix=prefix,
-            )
-        )
+        where = {"absolute_path": True, "db": self.db_path, "db_type": self.db_type}
+        how = {"load_all": True, "add_prefix": prefix}
+        workspace.RunOperatorOnce(core.CreateOperator("Load", [], [], **where, **how))
         names = sorted(blob for blob in workspace.Blobs() if blob.startswith(prefix))
         return from_column_list([name.removeprefix(prefix) for name in names])
 

@@ -148,14 +148,7 @@ class CheckpointManager(_Manager):
             else:
                 path = db_name(retrieve_from_epoch, self._node_name, self._db_prefix, path_prefix)
                 logger.info("Initializing checkpoints from = %s", path)
-                ops.Load(
-                    [],
-                    self._blob_names,
-                    db=path,
-                    db_type=path_type or self._db_type,
-                    absolute_path=True,
-                    keep_device=True,
-                )
+                self._load(self._blob_names, path, path_type, keep_device=True)
         self._names_output = task.outputs()[0]
         return task
 
@@ -177,6 +170,10 @@ class CheckpointManager(_Manager):
             self._current_checkpoint_duration = final_output(duration)
         return task
 
+    def _load(self, blobs: Any, path: str, path_type: str | None = None, **how: Any) -> None:
+        kind = path_type or self._db_type
+        ops.Load([], blobs, db=path, db_type=kind, absolute_path=True, **how)
+
     def collect_checkpoint_stats(self, stats: dict[str, Any]) -> None:
         if self._current_db_name and self._current_checkpoint_duration:
             stats[self._current_db_name] = self._current_checkpoint_duration.fetch().item()
@@ -196,14 +193,7 @@ class CheckpointManager(_Manager):
         logger.info("Loading checkpoints from = %s", path)
         return self._timed_task(
             "checkpoint_load",
-            lambda: ops.Load(
-                [],
-                self.blob_list(),
-                db=path,
-                db_type=path_type or self._db_type,
-                absolute_path=True,
-                keep_device=True,
-            ),
+            lambda: self._load(self.blob_list(), path, path_type, keep_device=True),
         )
 
     def load_blobs_from_checkpoint(self, blob_names: Sequence[str], epoch: int) -> Task:
@@ -212,14 +202,7 @@ class CheckpointManager(_Manager):
         logger.info("Load from %s", path)
         return self._timed_task(
             "checkpoint_partial_load",
-            lambda: ops.Load(
-                [],
-                list(blob_names),
-                db=path,
-                db_type=self._db_type,
-                absolute_path=True,
-                allow_incomplete=True,
-            ),
+            lambda: self._load(list(blob_names), path, allow_incomplete=True),
         )
 
     def check_db_exists(self, epoch: int) -> Task:

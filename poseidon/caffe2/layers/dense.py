@@ -201,12 +201,8 @@ class SparseLookup(ModelLayer):
         rows = metadata.categorical_limit
         scale = math.sqrt(1 / rows)
         self.reducer = reducer
-        self.w = self.create_param(
-            "w",
-            [rows, *shape],
-            weight_init or ("UniformFill", {"min": -scale, "max": scale}),
-            weight_optim,
-        )
+        uniform = ("UniformFill", {"min": -scale, "max": scale})
+        self.w = self.create_param("w", [rows, *shape], weight_init or uniform, weight_optim)
         self.output_schema = self.scalar(shape)
 
     def add_ops(self, net: Any) -> None:

@@ -59,20 +59,15 @@ class ResNetBuilder:
     ) -> Any:
         """Add a convolution; return its output."""
         self.comp_idx += 1
-        self.prev_blob = brew.conv(
-            self.model,
-            self.prev_blob,
-            f"comp_{self.comp_count}_conv_{self.comp_idx}",
-            in_filters,
-            out_filters,
-            weight_init=("MSRAFill", {}),
-            kernel=kernel,
-            stride=stride,
-            group=group,
-            pad=pad,
-            no_bias=self.no_bias,
-        )
+        name = f"comp_{self.comp_count}_conv_{self.comp_idx}"
+        window = {"kernel": kernel, "stride": stride, "group": group, "pad": pad}
+        self.prev_blob = self._convolve(self.prev_blob, name, in_filters, out_filters, **window)
         return self.prev_blob
+
+    def _convolve(self, blob: Any, name: str, before: int, after: int, **window: int) -> Any:
+        fill = ("MSRAFill", {})
+        window["no_bias"] = self.no_bias
+        return brew.conv(self.model, blob, name, before, after, weight_init=fill, **window)
 
     def add_relu(self) -> Any:
         """Add a ReLU in place."""
@@ -80,15 +75,8 @@ class ResNetBuilder:
         return self.prev_blob
 
     def _normalize(self, blob: Any, name: str, filters: int) -> Any:
-        return brew.spatial_bn(
-            self.model,
-            blob,
-            name,
-            filters,
-            epsilon=self.bn_epsilon,
-            momentum=self.bn_momentum,
-            is_test=self.is_test,
-        )
+        settings = {"epsilon": self.bn_epsilon, "momentum": self.bn_momentum}
+        return brew.spatial_bn(self.model, blob, name, filters, **settings, is_test=self.is_test)
 
     def add_spatial_bn(self, num_filters: int) -> Any:
         """Add batch normalization."""
@@ -96,22 +84,19 @@ class ResNetBuilder:
         self.prev_blob = self._normalize(self.prev_blob, name, num_filters)
         return self.prev_blob
 
+    def _add_layer(
+        self, normalize: bool, before: int, after: int, kernel: int, **window: int
+    ) -> Any:
+        """Add a convolution and, if wanted, batch normalization; return the output."""
+        made = self.add_conv(before, after, kernel, **window)
+        return self.add_spatial_bn(after) if normalize else made
+
     def _shortcut(
         self, blob: Any, in_filters: int, out_filters: int, stride: int, normalize: bool
     ) -> Any:
         """Return the projection of a block's input to the shape of its output."""
         name = f"shortcut_projection_{self.comp_count}"
-        blob = brew.conv(
-            self.model,
-            blob,
-            name,
-            in_filters,
-            out_filters,
-            weight_init=("MSRAFill", {}),
-            kernel=1,
-            stride=stride,
-            no_bias=self.no_bias,
-        )
+        blob = self._convolve(blob, name, in_filters, out_filters, kernel=1, stride=stride)
         return self._normalize(blob, name + "_spatbn", out_filters) if normalize else blob
 
     def _finish(self, shortcut: Any) -> None:
@@ -134,17 +119,12 @@ class ResNetBuilder:
         """Add a block of convolutions 1x1, 3x3 (with the stride and the groups) and 1x1."""
         self.comp_idx = 0
         shortcut = self.prev_blob
-        self.add_conv(input_filters, base_filters, 1, stride=1)
-        if spatial_batch_norm:
-            self.add_spatial_bn(base_filters)
+        window = {"stride": stride, "group": group, "pad": 1}
+        self._add_layer(spatial_batch_norm, input_filters, base_filters, 1)
         self.add_relu()
-        self.add_conv(base_filters, base_filters, 3, stride=stride, group=group, pad=1)
-        if spatial_batch_norm:
-            self.add_spatial_bn(base_filters)
+        self._add_layer(spatial_batch_norm, base_filters, base_filters, 3, **window)
         self.add_relu()
-        last = self.add_conv(base_filters, output_filters, 1)
-        if spatial_batch_norm:
-            last = self.add_spatial_bn(output_filters)
+        last = self._add_layer(spatial_batch_norm, base_filters, output_filters, 1)
         if input_filters != output_filters:
             shortcut = self._shortcut(
                 shortcut, input_filters, output_filters, stride, spatial_batch_norm
@@ -163,25 +143,15 @@ class ResNetBuilder:
         self.comp_idx = 0
         shortcut = self.prev_blob
         stride = 2 if down_sampling else 1
-        self.add_conv(input_filters, num_filters, kernel=3, stride=stride, pad=1)
-        if spatial_batch_norm:
-            self.add_spatial_bn(num_filters)
+        self._add_layer(spatial_batch_norm, input_filters, num_filters, 3, stride=stride, pad=1)
         self.add_relu()
-        last = self.add_conv(num_filters, num_filters, kernel=3, pad=1)
-        if spatial_batch_norm:
-            last = self.add_spatial_bn(num_filters)
+        last = self._add_layer(spatial_batch_norm, num_filters, num_filters, 3, pad=1)
         if input_filters != num_filters:
             shortcut = self._shortcut(shortcut, input_filters, num_filters, stride, False)
             if spatial_batch_norm:
                 # Caffe2 normalizes this one with other settings than the rest.
-                shortcut = brew.spatial_bn(
-                    self.model,
-                    shortcut,
-                    shortcut + "_spatbn",
-                    num_filters,
-                    epsilon=1e-3,
-                    is_test=self.is_test,
-                )
+                name, settings = shortcut + "_spatbn", {"epsilon": 1e-3, "is_test": self.is_test}
+                shortcut = brew.spatial_bn(self.model, shortcut, name, num_filters, **settings)
         self.prev_blob = last
         self._finish(shortcut)
 
@@ -229,22 +199,10 @@ def create_resnet50(
     final_avg_kernel: int = 7,
 ) -> Any:
     """Add ResNet-50; see `create_resnext`."""
-    return create_resnext(
-        model,
-        data,
-        num_input_channels,
-        num_labels,
-        num_layers=50,
-        num_groups=1,
-        num_width_per_group=64,
-        label=label,
-        is_test=is_test,
-        no_loss=no_loss,
-        no_bias=no_bias,
-        conv1_kernel=conv1_kernel,
-        conv1_stride=conv1_stride,
-        final_avg_kernel=final_avg_kernel,
-    )
+    layers, groups, width = 50, 1, 64
+    shape = (num_input_channels, num_labels, layers, groups, width)
+    windows = (conv1_kernel, conv1_stride, final_avg_kernel)
+    return create_resnext(model, data, *shape, label, is_test, no_loss, no_bias, *windows)
 
 
 def create_resnext(
@@ -292,37 +250,13 @@ def create_resnext(
         AssertionError: there is no network of that many layers.
     """
     assert num_layers in BLOCKS, f"no ResNet has {num_layers} layers; use one of {sorted(BLOCKS)}"
-    brew.conv(
-        model,
-        data,
-        "conv1",
-        num_input_channels,
-        64,
-        weight_init=("MSRAFill", {}),
-        kernel=conv1_kernel,
-        stride=conv1_stride,
-        pad=3,
-        no_bias=no_bias,
-    )
-    brew.spatial_bn(
-        model,
-        "conv1",
-        "conv1_spatbn_relu",
-        64,
-        epsilon=bn_epsilon,
-        momentum=bn_momentum,
-        is_test=is_test,
-    )
+    window = {"kernel": conv1_kernel, "stride": conv1_stride, "pad": 3, "no_bias": no_bias}
+    brew.conv(model, data, "conv1", num_input_channels, 64, weight_init=("MSRAFill", {}), **window)
+    settings = {"epsilon": bn_epsilon, "momentum": bn_momentum, "is_test": is_test}
+    brew.spatial_bn(model, "conv1", "conv1_spatbn_relu", 64, **settings)
     brew.relu(model, "conv1_spatbn_relu", "conv1_spatbn_relu")
     brew.max_pool(model, "conv1_spatbn_relu", "pool1", kernel=3, stride=2, pad=1)
-    builder = ResNetBuilder(
-        model,
-        "pool1",
-        no_bias=no_bias,
-        is_test=is_test,
-        bn_epsilon=bn_epsilon,
-        bn_momentum=bn_momentum,
-    )
+    builder = ResNetBuilder(model, "pool1", no_bias, is_test, bn_epsilon, bn_momentum)
     inner = num_groups * num_width_per_group
     # Caffe2's nets of 18 and 34 layers have bottlenecks too
     before, after = (64, 64 if num_layers < 50 else 256)
@@ -333,14 +267,8 @@ def create_resnext(
             before = after
         inner *= 2
         after *= 2
-    pooled = brew.average_pool(
-        model,
-        builder.prev_blob,
-        "final_avg",
-        kernel=final_avg_kernel,
-        stride=1,
-        global_pooling=True,
-    )
+    window = {"kernel": final_avg_kernel, "stride": 1, "global_pooling": True}
+    pooled = brew.average_pool(model, builder.prev_blob, "final_avg", **window)
     scores = brew.fc(model, pooled, f"last_out_L{num_labels}", before, num_labels)
     if no_loss:
         return scores

@@ -123,17 +123,8 @@ class ShuffleNetV2Builder:
     def _depthwise(
         self, blob: Any, name: str, channels: int, stride: int = 1, suffix: str = "_bn"
     ) -> Any:
-        blob = brew.conv(
-            self.model,
-            blob,
-            name,
-            channels,
-            channels,
-            kernel=3,
-            stride=stride,
-            group=channels,
-            pad=1,
-        )
+        window = {"kernel": 3, "stride": stride, "group": channels, "pad": 1}
+        blob = brew.conv(self.model, blob, name, channels, channels, **window)
         return self._normalized(blob, channels, suffix)
 
     def _pointwise(self, blob: Any, name: str, dim_in: int, dim_out: int) -> Any:

@@ -186,12 +186,8 @@ def _norm_ratio(
 
 def add_weight_decay(model: Any, weight_decay: float) -> None:
     """Add the decay to the gradients of all weights; it has to come before the optimizer."""
-    _build(
-        model,
-        WeightDecayBuilder(weight_decay=weight_decay),
-        weights_only=True,
-        use_param_info_optim=False,
-    )
+    decay = WeightDecayBuilder(weight_decay=weight_decay)
+    _build(model, decay, weights_only=True, use_param_info_optim=False)
 
 
 def _builder(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
@@ -213,12 +209,9 @@ def _builder(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
             allow_lr_injection: whether `set_lr_injection` works.
             kwargs: see the class of the optimizer.
         """
-        optimizer = kind(base_learning_rate, **kwargs)
+        optimizer, limit = kind(base_learning_rate, **kwargs), max_gradient_norm
         return _build(
-            model,
-            optimizer,
-            max_gradient_norm=max_gradient_norm,
-            allow_lr_injection=allow_lr_injection,
+            model, optimizer, max_gradient_norm=limit, allow_lr_injection=allow_lr_injection
         )
 
     return build

@@ -43,14 +43,8 @@ class SgdOptimizer(Optimizer):
 
     def _rate(self, net: Any, init_net: Any, sign: int) -> Any:
         assert self.base_learning_rate > 0, "Expect positive base learning rate"
-        rate, _ = self.build_lr(
-            net,
-            init_net,
-            base_learning_rate=self.base_learning_rate * sign,
-            policy=self.policy,
-            **self.init_kwargs,
-        )
-        return rate
+        base = self.base_learning_rate * sign
+        return self.build_lr(net, init_net, base, policy=self.policy, **self.init_kwargs)[0]
 
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
         param, grad = param_info.blob, param_info.grad

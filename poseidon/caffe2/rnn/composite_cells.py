@@ -62,14 +62,8 @@ class DropoutCell(RNNCell):
         with core.NameScope(self.name or ""):
             name = f"{output}_with_dropout_mask{self.mask}"
             self.mask += 1
-            return brew.dropout(
-                model,
-                output,
-                name,
-                ratio=float(self.dropout_ratio),
-                is_test=self.is_test,
-                use_cudnn=self.use_cudnn,
-            )
+            how = {"is_test": self.is_test, "use_cudnn": self.use_cudnn}
+            return brew.dropout(model, output, name, ratio=float(self.dropout_ratio), **how)
 
 
 class MultiRNNCellInitializer:

@@ -325,17 +325,8 @@ def _interface(args: argparse.Namespace) -> str:
 
 
 def _tcp_store(host: str, port: int, *, serve: bool) -> None:
-    workspace.RunOperatorOnce(
-        core.CreateOperator(
-            "TCPStoreHandlerCreate",
-            [],
-            [STORE],
-            host=host,
-            port=port,
-            prefix="trainer",
-            serve=int(serve),
-        )
-    )
+    where = {"host": host, "port": port, "prefix": "trainer", "serve": int(serve)}
+    workspace.RunOperatorOnce(core.CreateOperator("TCPStoreHandlerCreate", [], [STORE], **where))
 
 
 def _broadcast(group: Group, text: str, workers: int) -> str:

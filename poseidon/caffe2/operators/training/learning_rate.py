@@ -44,11 +44,8 @@ def _fixed(_: Arguments) -> Policy:
 
 
 def _alter(a: Arguments) -> Policy:
-    active, inactive, first = (
-        a.whole("active_period", -1),
-        a.whole("inactive_period", -1),
-        a.whole("active_first", 1),
-    )
+    active, inactive = a.whole("active_period", -1), a.whole("inactive_period", -1)
+    first = a.whole("active_first", 1)
     length = active if first else inactive
 
     def factor(iteration: int) -> float:
@@ -141,17 +138,9 @@ def _triangle(base: float, top: float, size: int, decay: float) -> Policy:
 
 
 def _cosine(a: Arguments) -> Policy:
-    return _waves(
-        a.real("min_lr", 0.01),
-        a.real("max_lr", 0.05),
-        a.whole("period", 50),
-        a.real("t_mult", 1.0),
-        a.real("lr_shrink", 0.99),
-    )
-
-
-def _waves(low: float, high: float, period: int, stretch: float, shrink: float) -> Policy:
-    """Return half cosines from `high` to `low`, each `stretch` times as long, `shrink` as high."""
+    """Return half cosines from max to min, each `t_mult` times as long, `lr_shrink` as high."""
+    low, high, period = a.real("min_lr", 0.01), a.real("max_lr", 0.05), a.whole("period", 50)
+    stretch, shrink = a.real("t_mult", 1.0), a.real("lr_shrink", 0.99)
 
     def factor(iteration: int) -> float:
         if stretch == 1:
@@ -169,10 +158,8 @@ def _waves(low: float, high: float, period: int, stretch: float, shrink: float) 
 
 def _constant_then_linear(a: Arguments) -> Policy:
     start = a.real("start_warmup_multiplier", 0.1)
-    flat, rising = (
-        a.whole("constant_warmup_num_iter", NEVER),
-        a.whole("linear_warmup_num_iter", NEVER),
-    )
+    flat = a.whole("constant_warmup_num_iter", NEVER)
+    rising = a.whole("linear_warmup_num_iter", NEVER)
 
     def factor(iteration: int) -> float:
         part = (iteration - flat) / max(rising, 1)
@@ -190,21 +177,12 @@ def _after_warmup(a: Arguments, then: Policy) -> Policy:
 
 def _composite_cyclical(a: Arguments) -> Policy:
     base, top = a.real("base_lr"), a.real("cyclical_max_lr", 0.05)
-    cycles = _triangle(
-        base, top, a.whole("cyclical_step_size", 1_000_000), a.real("cyclical_decay", 1.0)
-    )
-    return _after_warmup(a, cycles)
+    size, decay = a.whole("cyclical_step_size", 1_000_000), a.real("cyclical_decay", 1.0)
+    return _after_warmup(a, _triangle(base, top, size, decay))
 
 
 def _composite_cosine(a: Arguments) -> Policy:
-    waves = _waves(
-        a.real("cosine_min_lr", 0.01),
-        a.real("cosine_max_lr", 0.05),
-        a.whole("cosine_period", 50),
-        a.real("cosine_t_mult", 1.0),
-        a.real("cosine_lr_shrink", 0.99),
-    )
-    return _after_warmup(a, waves)
+    return _after_warmup(a, _cosine(Arguments(a.given, f"{a.prefix}cosine_")))
 
 
 def _composite(a: Arguments) -> Policy:
