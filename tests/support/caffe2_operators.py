@@ -22,6 +22,11 @@ def numbers(*shape: int, seed: int = 0) -> Array:
     return (values + 0.1 * np.sign(values)).astype("float32")
 
 
+def call(kind: str, inputs: Any, outputs: Any, **arguments: Any) -> bool:
+    """Run an operator on blobs of the current workspace."""
+    return workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+
+
 def run(
     kind: str,
     inputs: Sequence[Array],

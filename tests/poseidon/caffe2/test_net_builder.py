@@ -9,6 +9,7 @@ import pytest
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.net_builder import NetBuilder, ops
 from poseidon.caffe2.task import Node, Task
+from tests.support.caffe2_operators import call
 
 
 def run(builder: NetBuilder) -> None:
@@ -77,7 +78,7 @@ def test_a_reporter_runs_once_more_at_the_end() -> None:
             ops.CountUp([count], 1)
         ops.Const(1)
     workspace.RunPlan(core.Plan(task.get_step()))
-    workspace.RunOperatorOnce(core.CreateOperator("RetrieveCount", [count], ["n"]))
+    call("RetrieveCount", [count], ["n"])
     assert fetch("n") == 1
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from poseidon.caffe2 import core, workspace
+from tests.support.caffe2_operators import call
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_a_net_that_cannot_be_made_is_one_sentence(kind: str, message: str) -> N
 def test_an_empty_blob_is_named_as_such() -> None:
     workspace.CreateBlob("empty")
     with pytest.raises(RuntimeError, match="empty is empty: no operator has given it a value"):
-        workspace.RunOperatorOnce(core.CreateOperator("Relu", "empty", "y"))
+        call("Relu", "empty", "y")
     assert (
         workspace.FetchBlob("empty")
         == b"empty, a C++ native class of type nullptr (uninitialized)."
@@ -152,7 +153,7 @@ def test_shapes_and_orders_that_do_not_fit_are_named(
     for name, shape in zip(names, shapes, strict=True):
         workspace.FeedBlob(name, np.ones(shape, "float32"))
     with pytest.raises(RuntimeError, match=message):
-        workspace.RunOperatorOnce(core.CreateOperator(kind, names, ["y"], **arguments))
+        call(kind, names, ["y"], **arguments)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_types_and_counts_that_do_not_fit_are_named(
     inputs = ["x", "second", "b"][: {"Cast": 1, "FC": 3}.get(kind, 2)]
     outputs = ["y", "loss"][: 2 if kind == "SoftmaxWithLoss" else 1]
     with pytest.raises(RuntimeError, match=message):
-        workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+        call(kind, inputs, outputs, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +206,11 @@ def test_inputs_of_another_kind_are_one_sentence(
     kind: str, given: np.ndarray | None, message: str
 ) -> None:
     if given is None:
-        workspace.RunOperatorOnce(core.CreateOperator("CreateCounter", [], ["x"]))
+        call("CreateCounter", [], ["x"])
     else:
         workspace.FeedBlob("x", given)
     with pytest.raises(RuntimeError, match=r"\A\[enforce fail") as caught:
-        workspace.RunOperatorOnce(core.CreateOperator(kind, ["x"], ["y"]))
+        call(kind, ["x"], ["y"])
     assert re.search(message, str(caught.value).splitlines()[0])
 
 
@@ -222,7 +223,7 @@ def test_fillers_with_a_wrong_type_or_number_of_values_are_named(
         "data type 77" if kind == "ConstantFill" else r"1 values are given for the shape \[2, 3\]"
     )
     with pytest.raises(RuntimeError, match=message):
-        workspace.RunOperatorOnce(core.CreateOperator(kind, [], ["y"], shape=[2, 3], **arguments))
+        call(kind, [], ["y"], shape=[2, 3], **arguments)
 
 
 @pytest.mark.parametrize(
@@ -254,4 +255,4 @@ def test_labels_and_indices_out_of_range_are_named(kind: str, wrong: int, messag
     workspace.FeedBlob("chosen", np.array([0, wrong], "int32"))
     outputs = ["y", "loss"][: 2 if kind == "SoftmaxWithLoss" else 1]
     with pytest.raises(RuntimeError, match=message):
-        workspace.RunOperatorOnce(core.CreateOperator(kind, ["x", "chosen"], outputs))
+        call(kind, ["x", "chosen"], outputs)

@@ -10,6 +10,7 @@ import pytest
 from poseidon.caffe2 import brew, core, gradient_checker, workspace
 from poseidon.caffe2.model_helper import ModelHelper
 from poseidon.caffe2.net_builder import NetBuilder, ops
+from tests.support.caffe2_operators import call
 
 
 def array(*values: float) -> Any:
@@ -177,8 +178,8 @@ def test_a_wrong_do_is_refused(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_a_gradient_without_a_forward_run_is_an_error() -> None:
-    workspace.RunOperatorOnce(core.CreateOperator("CreateScope", [], ["ws"]))
-    workspace.RunOperatorOnce(core.CreateOperator("HasScope", ["ws"], ["has"]))
+    call("CreateScope", [], ["ws"])
+    call("HasScope", ["ws"], ["has"])
     assert not workspace.FetchBlob("has")
     op = core.CreateOperator(
         "Do", ["ws"], ["ws"], net=core.Net("n").Proto(), inner_blobs=[], outer_blobs_idx=[]

@@ -12,6 +12,7 @@ import pytest
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.operators.input_shapes import axis_of, parse_shapes
 from poseidon.caffe2.operators.registry import find, registered
+from tests.support.caffe2_operators import call
 
 Shapes = list[tuple[int, ...]]
 
@@ -170,7 +171,7 @@ def test_operators_refuse_shapes_as_caffe2_did(
         arguments = {"kernel": 1} if "Conv" in kind else {"kernel": 2, "stride": 2}
     outputs = [f"y{index}" for index in range(max(find(kind).outputs[0], 1))]
     with pytest.raises(RuntimeError, match=f"enforce fail at {kind}") as caught:
-        workspace.RunOperatorOnce(core.CreateOperator(kind, names, outputs, **arguments))
+        call(kind, names, outputs, **arguments)
     line = str(caught.value).splitlines()[0]
     assert message in line
 
@@ -202,9 +203,7 @@ def test_inputs_of_as_many_values_are_taken_in_order_as_by_caffe2(
         generator = np.random.default_rng(0)
         for index, shape in enumerate(shapes):
             workspace.FeedBlob(f"x{index}", generator.uniform(0.1, 0.9, shape).astype("float32"))
-        workspace.RunOperatorOnce(
-            core.CreateOperator(kind, [f"x{n}" for n in range(len(shapes))], names)
-        )
+        call(kind, [f"x{n}" for n in range(len(shapes))], names)
         results.append([workspace.FetchBlob(name) for name in names])
     assert [value.shape for value in results[1]] == outputs
     for expected, found in zip(*results, strict=True):

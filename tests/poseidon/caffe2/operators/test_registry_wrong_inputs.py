@@ -17,6 +17,7 @@ import pytest
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.operators.registry import ANY, REQUIRED, find, registered
 from poseidon.caffe2.runtime.errors import is_own
+from tests.support.caffe2_operators import call
 
 SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3), (2, 3, 4), (1, 2, 4, 4))
 KINDS = ("float32", "int64", "bool", "string")
@@ -83,7 +84,7 @@ def assert_one_sentence(name: str) -> None:
             for blob, value in zip(names, inputs, strict=True):
                 workspace.FeedBlob(blob, value)
             try:
-                workspace.RunOperatorOnce(core.CreateOperator(name, names, outputs, **arguments))
+                call(name, names, outputs, **arguments)
             except RuntimeError as error:
                 line = str(error).splitlines()[0]
                 assert line.startswith(f"[enforce fail at {name}] "), line

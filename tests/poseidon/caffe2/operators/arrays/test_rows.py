@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import assert_gradients, assert_run, numbers, run
+from tests.support.caffe2_operators import assert_gradients, assert_run, call, numbers, run
 
 X = numbers(5, 3)
 
@@ -50,15 +50,13 @@ def test_the_last_rows_are_kept(sizes: list[int]) -> None:
     workspace.FeedBlob("kept", np.zeros(0, "f4"))
     workspace.FeedBlob("cursor", np.zeros(1, "i4"))
     workspace.FeedBlob("seen", np.zeros(1, "i8"))
-    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    call("CreateMutex", [], ["mutex"])
     x = numbers(sum(sizes), 2)
     for part in np.split(x, np.cumsum(sizes)[:-1]):
         workspace.FeedBlob("x", part)
         inputs = ["kept", "cursor", "x", "mutex", "seen"]
         outputs = ["kept", "cursor", "seen"]
-        workspace.RunOperatorOnce(
-            core.CreateOperator("LastNWindowCollector", inputs, outputs, num_to_collect=3)
-        )
+        call("LastNWindowCollector", inputs, outputs, num_to_collect=3)
     kept, total = workspace.FetchBlob("kept"), len(x)
     for place in range(total - 3, total):
         np.testing.assert_array_equal(kept[place % 3], x[place])
@@ -83,9 +81,7 @@ def test_the_window_begins_as_an_empty_blob() -> None:
     workspace.FeedBlob("next", np.array(0, dtype=np.int32))
     workspace.FeedBlob("x", X)
     names = ["window", "next"]
-    workspace.RunOperatorOnce(
-        core.CreateOperator("LastNWindowCollector", [*names, "x"], names, num_to_collect=7)
-    )
+    call("LastNWindowCollector", [*names, "x"], names, num_to_collect=7)
     np.testing.assert_array_equal(workspace.FetchBlob("window"), X)
 
 
@@ -98,7 +94,7 @@ def test_each_row_is_in_the_reservoir_with_the_same_probability() -> None:
     )
     operator.device_option.random_seed = 5
     workspace.ResetWorkspace()
-    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    call("CreateMutex", [], ["mutex"])
     for name in (*names, "x"):
         workspace.CreateBlob(name)
     net = core.Net("reservoir")
@@ -120,9 +116,9 @@ def test_each_row_is_in_the_reservoir_with_the_same_probability() -> None:
 
 
 def test_a_reservoir_keeps_each_object_once() -> None:
-    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    call("CreateMutex", [], ["mutex"])
     types = {"key_dtype": core.DataType.INT64, "value_dtype": core.DataType.INT32}
-    workspace.RunOperatorOnce(core.CreateOperator("CreateMap", [], ["places"], **types))
+    call("CreateMap", [], ["places"], **types)
     workspace.FeedBlob("kept", np.zeros((0, 2), "f4"))
     workspace.FeedBlob("visited", np.zeros(1, "i8"))
     workspace.FeedBlob("owners", np.zeros(0, "i8"))
@@ -140,9 +136,7 @@ def test_a_reservoir_keeps_each_object_once() -> None:
         kept, owners = workspace.FetchBlob("kept"), workspace.FetchBlob("owners")
         np.testing.assert_array_equal(kept, np.stack([owners, -owners], 1))
         assert len(kept) == min(visited, 4)
-        workspace.RunOperatorOnce(
-            core.CreateOperator("MapToKeyValue", ["places"], ["keys", "values"])
-        )
+        call("MapToKeyValue", ["places"], ["keys", "values"])
         pairs = dict(
             zip(
                 workspace.FetchBlob("keys").tolist(),
@@ -164,15 +158,13 @@ def test_a_reservoir_keeps_each_object_once() -> None:
 def test_a_reservoir_that_cannot_be(
     outputs: list[str], rows: tuple[int, ...], size: int, message: str
 ) -> None:
-    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    call("CreateMutex", [], ["mutex"])
     workspace.FeedBlob("kept", np.ones((1, 3), "f4"))
     workspace.FeedBlob("visited", np.ones(1, "i8"))
     workspace.FeedBlob("x", np.ones(rows, "f4"))
     inputs = ["kept", "visited", "x", "mutex"]
     with pytest.raises(RuntimeError, match=message):
-        workspace.RunOperatorOnce(
-            core.CreateOperator("ReservoirSampling", inputs, outputs, num_to_collect=size)
-        )
+        call("ReservoirSampling", inputs, outputs, num_to_collect=size)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 2)])

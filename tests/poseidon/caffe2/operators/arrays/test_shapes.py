@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from poseidon.caffe2 import core, workspace
-from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, call, numbers, run
 
 X = numbers(2, 3, 4)
 INT64 = np.int64
@@ -154,6 +154,6 @@ def test_strings(kind: str, arguments: dict[str, Any], expected: list[list[bytes
 def test_a_torch_tensor_that_was_fed_is_reshaped_itself() -> None:
     fed = torch.ones(4, dtype=torch.int64)
     workspace.FeedBlob("fed", fed)
-    workspace.RunOperatorOnce(core.CreateOperator("Reshape", ["fed"], ["fed", "old"], shape=[2, 2]))
+    call("Reshape", ["fed"], ["fed", "old"], shape=[2, 2])
     fed[0, 1] = 5
     np.testing.assert_array_equal(workspace.FetchBlob("fed"), [[1, 5], [1, 1]])

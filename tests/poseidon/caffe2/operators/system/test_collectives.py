@@ -14,6 +14,7 @@ from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.shards.store_handler import CollectiveError
+from tests.support.caffe2_operators import call
 
 SHARDS = 3
 LIMIT_S = 30.0
@@ -211,5 +212,5 @@ def test_devices_of_one_process() -> None:
         ("NCCLReduceScatter", ["c", "d"], [11, 22]),
     ):
         arguments = {"root": 1} if kind in ("NCCLBroadcast", "NCCLReduce") else {}
-        workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+        call(kind, inputs, outputs, **arguments)
         assert [workspace.FetchBlob(name).tolist() for name in outputs] == expected, kind

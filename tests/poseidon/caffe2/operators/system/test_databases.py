@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.caffe2 import core, utils, workspace
+from poseidon.caffe2 import utils, workspace
 from poseidon.caffe2.proto.caffe2_pb2 import (
     BlobSerializationOptions,
     SerializationOptions,
@@ -17,6 +17,7 @@ from poseidon.caffe2.proto.caffe2_pb2 import (
     TensorProtos,
 )
 from poseidon.caffe2.runtime.databases import records, write_records
+from tests.support.caffe2_operators import call
 
 VALUES: dict[str, Any] = {
     "f": np.arange(6, dtype="f4").reshape(2, 3),
@@ -26,10 +27,6 @@ VALUES: dict[str, Any] = {
     "e": np.zeros((0, 2), "f4"),
     "scope/g": np.array([True, False]),
 }
-
-
-def call(kind: str, inputs: list[str], outputs: list[str], **arguments: Any) -> None:
-    workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
 
 
 @pytest.fixture
@@ -265,12 +262,12 @@ def test_numbers_of_sixteen_bits_are_read_as_floats() -> None:
 
 def test_a_database_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
     workspace.FeedBlob("x", np.ones(3, "float32"))
-    workspace.RunOperatorOnce(core.CreateOperator("CreateAtomicBool", [], ["no_tensor"]))
+    call("CreateAtomicBool", [], ["no_tensor"])
     path = tmp_path / "db"
     settings: dict[str, Any] = {"db": str(path), "db_type": "minidb", "absolute_path": 1}
-    workspace.RunOperatorOnce(core.CreateOperator("Save", ["x"], [], **settings))
+    call("Save", ["x"], [], **settings)
     before = path.read_bytes()
     with pytest.raises(RuntimeError, match="cannot be serialized"):
-        workspace.RunOperatorOnce(core.CreateOperator("Save", ["x", "no_tensor"], [], **settings))
+        call("Save", ["x", "no_tensor"], [], **settings)
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.iterdir()] == ["db"]

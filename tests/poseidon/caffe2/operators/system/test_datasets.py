@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-
-
-def run(kind: str, inputs: list[str], outputs: list[str]) -> None:
-    workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs))
+from tests.support.caffe2_operators import call
 
 
 @pytest.mark.parametrize(("most", "kept"), [(-1, 6), (3, 3)])
 def test_tensors_are_collected_together(most: int, kept: int) -> None:
     for name in ("v", "w"):
-        run("CreateTensorVector", [], [name])
+        call("CreateTensorVector", [], [name])
     net = core.Net("collect")
     option = core.DeviceOption(0, random_seed=5)
     net.CollectTensor(["v", "w", "x", "y"], ["v", "w"], num_to_collect=most, device_option=option)
@@ -26,8 +23,8 @@ def test_tensors_are_collected_together(most: int, kept: int) -> None:
             workspace.CreateNet(net)
         workspace.RunNet(net)
     for name in ("v", "w"):
-        run("ConcatTensorVector", [name], [f"{name}_all"])
-        run("TensorVectorSize", [name], [f"{name}_size"])
+        call("ConcatTensorVector", [name], [f"{name}_all"])
+        call("TensorVectorSize", [name], [f"{name}_size"])
         assert workspace.FetchBlob(f"{name}_size") == kept
     first, second = workspace.FetchBlob("v_all"), workspace.FetchBlob("w_all")
     np.testing.assert_array_equal(second, 10 * first)
@@ -35,9 +32,9 @@ def test_tensors_are_collected_together(most: int, kept: int) -> None:
 
 
 def test_an_empty_vector_cannot_be_joined() -> None:
-    run("CreateTensorVector", [], ["v"])
+    call("CreateTensorVector", [], ["v"])
     with pytest.raises(RuntimeError, match="no tensors to join"):
-        run("ConcatTensorVector", ["v"], ["x"])
+        call("ConcatTensorVector", ["v"], ["x"])
 
 
 COLUMNS = {
@@ -69,6 +66,4 @@ def test_no_records_need_prototypes() -> None:
     workspace.RunNetOnce(net)
     assert workspace.FetchBlob("b").shape == (0,)
     with pytest.raises(RuntimeError, match="nor prototypes"):
-        workspace.RunOperatorOnce(
-            core.CreateOperator("UnPackRecords", ["packed"], ["b"], fields=["a"])
-        )
+        call("UnPackRecords", ["packed"], ["b"], fields=["a"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
+from tests.support.caffe2_operators import call
 
 
 def texts(*words: str) -> np.ndarray:
@@ -15,7 +16,7 @@ def texts(*words: str) -> np.ndarray:
 
 
 def run(kind: str, inputs: list[str], outputs: list[str], **arguments: object) -> list[np.ndarray]:
-    workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+    call(kind, inputs, outputs, **arguments)
     return [workspace.FetchBlob(name) for name in outputs]
 
 
@@ -74,7 +75,7 @@ def test_a_map_is_saved_and_loaded(tmp_path: Path, key: str, value: str) -> None
     place = {"db": str(tmp_path / "db"), "db_type": "minidb", "absolute_path": 1}
     run("Save", ["map"], [], **place)
     workspace.ResetWorkspace()
-    workspace.RunOperatorOnce(core.CreateOperator("Load", [], ["map"], load_all=1, **place))
+    call("Load", [], ["map"], load_all=1, **place)
     keys, values = run("MapToKeyValue", ["map"], ["keys", "values"])
     assert (keys.dtype, values.dtype) == (key, value)
     assert dict(zip(keys.tolist(), values.tolist(), strict=True)) == {1: 10, 2: 20, 3: 30}

@@ -11,10 +11,7 @@ from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.net_builder import ops
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.task import Task, TaskGroup
-
-
-def call(kind: str, inputs: list[str], outputs: list[str], **arguments: Any) -> None:
-    workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+from tests.support.caffe2_operators import call
 
 
 def put(*values: Any, safe: bool = False) -> bool:
