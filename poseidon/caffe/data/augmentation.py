@@ -196,8 +196,7 @@ LEAST_EXPANSION = 1.01
 
 
 class Augmentation:
-    """The steps that resize_param, noise_param, distort_param, expand_param and emit_constraint
-    ask for.
+    """The steps of resize_param, noise_param, distort_param, expand_param, emit_constraint.
 
     Args:
         param: the transform_param.

@@ -53,9 +53,7 @@ class Cursor(Protocol):
         """Return the value of the current record, which must not be used after `close`."""
 
     def skip(self, count: int) -> None:
-        """Move forward by `count` >= 0 records, from the last to the first, without reading
-        values.
-        """
+        """Move forward by `count` >= 0 records, in a ring, without reading values."""
 
     def seek(self, record: int) -> None:
         """Move to record number `record` >= 0, modulo len, without reading values."""
@@ -199,8 +197,7 @@ def open_writer(path: Path, backend: Backend) -> DatabaseWriter:
 
 @contextmanager
 def write_database(path: Path, backend: Backend) -> Iterator[DatabaseWriter]:
-    """Yield a writer of a new database, which appears at `path` when the block ends without an
-    error.
+    """Yield a writer of a new database; it is at `path` after a block without an error.
 
     Raises:
         DataError: `path` exists, another process writes it, or a write fails.

@@ -54,9 +54,7 @@ class Backend(IntEnum):
 
     @staticmethod
     def parse(name: str) -> Backend:
-        """Return the backend called `lmdb` or `leveldb`, in any case; UsageError for another
-        name.
-        """
+        """Return the backend `lmdb` or `leveldb`, in any case; UsageError for another name."""
         try:
             return Backend[name.upper()]
         except KeyError:
@@ -145,9 +143,7 @@ class SharedHandles:
             return handle
 
     def release(self, path: Path) -> None:
-        """Release a handle that `acquire` returned, and close it after the last release.
-        Thread-safe.
-        """
+        """Release a handle of `acquire`, and close it after the last release. Thread-safe."""
         key = path.resolve()
         with self._lock:
             handle, holders = self._open.pop(key)

@@ -124,8 +124,7 @@ def encode_file(content: bytes, label: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawLayout:
-    """The offsets of pixels and label in raw uint8 records of one shape, for reading without
-    protobuf.
+    """The offsets of pixels and label in raw uint8 records of one shape, without protobuf.
 
     The records of a database usually differ only in pixels and label. Then the bytes before the
     pixels are always the same, and the label follows the pixels.

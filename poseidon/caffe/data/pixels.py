@@ -141,8 +141,7 @@ def _compressed(image: Pixels, quality: int) -> Pixels:
 
 
 class Distort:
-    """A validated DistortionParameter: random brightness, contrast, saturation, hue and order of
-    channels.
+    """A DistortionParameter: random brightness, contrast, saturation, hue, order of channels.
 
     Contrast is changed second or fourth, each for half of the images.
 

@@ -59,8 +59,7 @@ class Staging:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Staging]:
-    """Yield a staging folder for the creation of `target` and remove it at the end, also after
-    an error.
+    """Yield a staging folder for `target`; it is removed at the end, also after an error.
 
     Raises:
         DataError: another process creates the same target, or the folder is not writable.

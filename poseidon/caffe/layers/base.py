@@ -213,9 +213,7 @@ class Layer(nn.Module):
                 )
 
     def blobs(self) -> list[Tensor]:
-        """Return the learnable blobs in the order in which Caffe saves them, as views of the
-        parameters.
-        """
+        """Return the learnable blobs in Caffe's saved order, as views of the parameters."""
         return [
             self._views[spec.name].view(spec.shape)
             if spec.name in self._views
@@ -249,9 +247,7 @@ class Layer(nn.Module):
         self._views[spec.name] = parameter
 
     def _refresh_views(self, _: object = None) -> None:
-        """Recreate the views of blobs that are shared with a different shape, as part of the graph
-        of this pass.
-        """
+        """Recreate the views of blobs shared with a different shape, in the graph of this pass."""
         shapes = {spec.name: spec.shape for spec in self.blob_specs}
         for name, parameter in self._views.items():
             self.__dict__[name] = parameter.view(shapes[name])
@@ -324,9 +320,7 @@ class Layer(nn.Module):
 
 
 def new_blob(spec: BlobSpec, seed: int) -> Tensor:
-    """Return the initial values of a blob, computed on the CPU so that they are the same on all
-    devices and ranks.
-    """
+    """Return a blob's initial values, computed on the CPU: the same on all devices and ranks."""
     if spec.initial is not None:
         return spec.initial.clone()
     blob = torch.empty(spec.shape)
@@ -365,9 +359,7 @@ def check_image(shape: Shape) -> None:
 def optional_bias(
     param: ConvolutionParameter | InnerProductParameter | EmbedParameter,
 ) -> tuple[BlobSpec, ...]:
-    """Return the spec of the blob `bias`, with a value for each output; nothing if `bias_term`
-    is false.
-    """
+    """Return the spec of the blob `bias`, a value for each output; nothing without bias_term."""
     if not param.bias_term:
         return ()
     return (BlobSpec(name="bias", shape=(param.num_output,), filler=param.bias_filler),)

@@ -168,8 +168,7 @@ def form_of(param: BNParameter, blobs: int = 0) -> Form:
 
 @register("BN")
 class BN(Layer):
-    """y = slope (x - mean) / sqrt(variance + eps) + bias, with statistics over every axis but
-    `axis`.
+    """y = slope (x - mean) / sqrt(variance + eps) + bias, statistics over every axis but `axis`.
 
     Bottom: N x C (x H x W). Tops: the same; may be in place. In SegNet's form with bn_mode LEARN
     optionally the mean and the variance of the batch, 1 x C x 1 x 1, without gradients.
@@ -214,9 +213,7 @@ class BN(Layer):
         return [shape, (1, shape[1], 1, 1), (1, shape[1], 1, 1)][:tops]
 
     def _choose(self, param: BNParameter) -> None:
-        """Choose between the statistics of the batch and running ones, and how the latter are
-        updated.
-        """
+        """Choose between batch and running statistics, and how the latter are updated."""
         in_test = self.context.phase == TEST
         self.infers = self.form is Form.SEGNET and param.bn_mode == BNParameter.INFERENCE
         self.is_frozen = self.form is Form.MOMENTUM and param.frozen

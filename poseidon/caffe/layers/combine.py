@@ -165,9 +165,7 @@ class Eltwise(Layer):
         return top
 
     def add_into(self, index: int, *bottoms: Tensor) -> Tensor:
-        """Compute the plain sum in place of bottom `index`, which no other layer reads, and
-        return it.
-        """
+        """Compute the plain sum in bottom `index`, which no other layer reads, and return it."""
         top = bottoms[index]
         for other in (*bottoms[:index], *bottoms[index + 1 :]):
             top = top.add_(other)
@@ -204,8 +202,7 @@ def without(shape: Shape, axis: int) -> Shape:
 
 @register("Reduction")
 class Reduction(Layer):
-    """y = coeff times the sum, the sum of absolute values or of squares, or the mean, of all
-    axes from `axis` on.
+    """y = coeff times the sum, the sum of absolute values or squares, or the mean, from `axis` on.
 
     Bottom: any shape. Top: its axes before `axis`; a scalar for axis 0.
 

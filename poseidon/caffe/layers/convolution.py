@@ -132,9 +132,7 @@ def _dilation(param: ConvolutionParameter, axes: int) -> Shape:
 def _per_axis(
     param: ConvolutionParameter, name: str, stem: str, axes: int, default: int | None
 ) -> Shape:
-    """Return the values of field `name`, or of `<stem>_h` and `<stem>_w`, which are for two
-    spatial axes only.
-    """
+    """Return the values of field `name`, or `<stem>_h` and `<stem>_w` of two spatial axes."""
     repeated = list(getattr(param, name))
     tall, wide = f"{stem}_h", f"{stem}_w"
     if not (param.HasField(tall) or param.HasField(wide)):
@@ -163,8 +161,7 @@ def _repeated(name: str, values: Sequence[int], axes: int, default: int | None) 
 
 
 class BaseConvolution(Layer):
-    """The base class of Convolution and Deconvolution: bottoms of one shape, a window, groups,
-    and kernels.
+    """The base of Convolution and Deconvolution: bottoms of one shape, window, groups, kernels.
 
     A subclass defines torch's functions, the kernels' shape and the tops' extents.
     """
@@ -282,22 +279,17 @@ class Convolution(BaseConvolution):
 
 @register("DepthwiseConvolution")
 class DepthwiseConvolution(Convolution):
-    """Convolution, under the name of a faster implementation for many groups in branches of
-    Caffe.
-    """
+    """Convolution, as a faster one for many groups is called in branches of Caffe."""
 
 
 @register("HoleConvolution")
 class HoleConvolution(Convolution):
-    """Convolution, under the name of PSPNet's branch of Caffe, with its fields hole, hole_h and
-    hole_w.
-    """
+    """Convolution, as in PSPNet's branch of Caffe, with fields hole, hole_h and hole_w."""
 
 
 @register("ConvolutionDepthwise")
 class ConvolutionDepthwise(Convolution):
-    """Convolution of each channel separately (MobileNet, Howard et al., 2017); `group` is the
-    number of channels.
+    """Convolution by channel (MobileNet, Howard et al., 2017); `group` is the number of channels.
 
     Blobs: weight O x 1 x K; bias O unless bias_term is false.
     """

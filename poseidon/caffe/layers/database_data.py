@@ -102,8 +102,7 @@ OBJECT_VALUES = 8
 
 @register("AnnotatedData")
 class AnnotatedData(ReadingSource):
-    """Images and their objects from a database of AnnotatedDatum records, prepared in the
-    background.
+    """Images and their objects from a database of AnnotatedDatum, prepared in the background.
 
     An image is distorted and expanded, a window of it is sampled, and it is resized, given noise,
     cropped and mirrored, as far as the definition says so; its objects follow. Random choices
@@ -245,9 +244,7 @@ class HDF5Data(ReadingSource):
         return NumberedReader(source, RowMaker(files, plan), prefetch=2, device=self.context.device)
 
     def _file(self, source: Path, path: str) -> Path:
-        """Resolve a path of the list: as a path of the definition, else relative to the list's
-        folder.
-        """
+        """Resolve a path of the list: as the definition's paths, else relative to the list."""
         found = self.context.resolve(path)
         beside = source.parent / path
         return beside if not found.exists() and beside.exists() else found

@@ -182,8 +182,7 @@ MOST_CLASSES = 1_000_000
 
 @register("DetectionEvaluate")
 class DetectionEvaluate(Layer):
-    """A row for each class with the number of its objects, and a row for each detection: true or
-    false.
+    """A row for each class with its number of objects, and one for each detection: true or false.
 
     The detections of a class in an image are taken with falling scores. A detection belongs to the
     object of its class with which it overlaps most, if by at least overlap_threshold. The first

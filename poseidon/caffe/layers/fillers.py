@@ -64,9 +64,7 @@ def check(filler: FillerParameter, shape: tuple[int, ...]) -> None:
 
 
 def filler_or(param: Message, name: str, value: float) -> FillerParameter:
-    """Return the filler in field `name` of `param`, or a constant filler of `value` if the field
-    is not set.
-    """
+    """Return the filler in field `name` of `param`, else a constant filler of `value`."""
     filler: FillerParameter = getattr(param, name)
     return filler if param.HasField(name) else FillerParameter(type="constant", value=value)
 
@@ -103,9 +101,7 @@ def gaussian(blob: Tensor, filler: FillerParameter, generator: Generator) -> Non
 
 
 def positive_unitball(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Draw values uniformly from [0, 1), then divide each row (index of the first axis) by its
-    sum.
-    """
+    """Draw values uniformly from [0, 1), and divide each row (first axis) by its sum."""
     blob.copy_(torch.rand(blob.shape, generator=generator, device=blob.device))
     rows = blob.view(blob.shape[0], -1)
     rows.div_(rows.sum(1, keepdim=True))

@@ -73,8 +73,7 @@ def image_plan(layer: ReadingSource, param: ListParameter, transform: Transform)
 
 @register("ImageData")
 class ImageData(ReadingSource):
-    """Images and labels from a list, whose lines are a path and an integer; prepared in the
-    background.
+    """Images and labels from a list of paths and integers, prepared in the background.
 
     Tops: data N x C x H x W, cropped and transformed; label N. Without new_height and new_width,
     and without a crop, the images of a batch must have one size, which the tops get.
@@ -328,8 +327,7 @@ KINDS = {
 
 @register("ImageSegData")
 class ImageSegData(DenseImageData):
-    """Images from a list with a label for each pixel; images that are smaller than the crop are
-    extended.
+    """Images with a label for each pixel, from a list; images below the crop are extended.
 
     A line of the list is the path of an image and, as label_type says, of its label image (PIXEL),
     a label for all its pixels (IMAGE), or nothing (NONE: all pixels have ignore_label). An image

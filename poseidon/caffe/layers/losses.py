@@ -97,9 +97,7 @@ class MultinomialLogisticLoss(LabelLoss):
 
 
 def log_of(probability: Tensor) -> Tensor:
-    """Return log max(p, 1e-20), with the gradient 1 / max(p, 1e-20) also below the threshold, as
-    in Caffe.
-    """
+    """Return log max(p, 1e-20); its gradient is 1 / max(p, 1e-20) everywhere, as in Caffe."""
     return (
         probability + (probability.detach().clamp(min=LOG_THRESHOLD) - probability.detach())
     ).log()

@@ -128,8 +128,7 @@ def overlaps(boxes_B4: Floats, others_G4: Floats) -> Floats:
 
 
 def suppressed(boxes_B4: Floats, threshold: float, *, eta: float = 1.0) -> list[int]:
-    """Return the indices that are left after non-maximum suppression of boxes in the order of
-    their scores.
+    """Return the indices of boxes left after non-maximum suppression, by score.
 
     A box is left if no box before it that is left overlaps with it by more than the threshold. With
     eta < 1 the threshold is multiplied by eta after each box that is left, as long as it is above
@@ -273,8 +272,7 @@ class Objects:
 
 
 def objects_of(rows: Floats, images: int, param: MultiBoxLossParameter) -> list[Objects]:
-    """Return the objects of each image of a batch, without the difficult ones if
-    use_difficult_gt is false.
+    """Return each image's objects, without difficult ones if use_difficult_gt is false.
 
     Args:
         rows: (objects, 8): image, label, instance, xmin, ymin, xmax, ymax, difficult; image -1 is

@@ -295,9 +295,7 @@ def _positives(
     columns: Sequence[int],
     like: Tensor,
 ) -> Examples:
-    """Return the positive examples of all images, in the order of images, classes and prior
-    boxes.
-    """
+    """Return all positive examples, in the order of images, classes and prior boxes."""
     images, priors, places, labels = [], [], [], []
     boxes = [np.zeros((0, SIDES), np.float32)]
     for image, (by_column, own) in enumerate(zip(matches, found, strict=True)):

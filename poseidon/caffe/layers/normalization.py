@@ -1,5 +1,4 @@
-"""Local response normalization (Krizhevsky et al., 2012), mean-variance normalization and L2
-normalization.
+"""Local response normalization (Krizhevsky et al., 2012), mean-variance and L2 normalization.
 
 Law of LRN, with Caffe's constants: y = x / s^beta, with s = k + alpha/n sum of x^2 over n
 neighbouring channels, or s = 1 + alpha/n^2 sum of x^2 over an n x n window of the same channel

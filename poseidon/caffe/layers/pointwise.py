@@ -135,8 +135,7 @@ def natural_log(base: float) -> float:
 
 
 def operand_shape(param: ScaleParameter | BiasParameter, bottom: Shape) -> Shape:
-    """Return the shape of the learned operand: `num_axes` extents of the bottom from `axis` on,
-    -1 for all.
+    """Return the learned operand's shape: `num_axes` extents from `axis` on, -1 for all.
 
     Raises:
         LayerError: the bottom has fewer axes.

@@ -198,9 +198,7 @@ class Pooling(Layer):
         return max(high, 0), max(wide, 0)
 
     def _pool_at_random(self, bottom: Tensor) -> Tensor:
-        """Return a value of each window, drawn with a probability proportional to itself; in
-        TEST, the mean.
-        """
+        """Return a value of each window, drawn in proportion to itself; in TEST, the mean."""
         more_h, more_w = self._overhang(bottom)
         padded = functional.pad(bottom, (0, more_w, 0, more_h))
         (high, wide), (step_h, step_w) = self.kernel, self.stride
@@ -293,9 +291,7 @@ class SPP(Layer):
         return [(shape[0], shape[1] * bins)]
 
     def _level(self, level: int, shape: Shape) -> Pooling:
-        """Return the Pooling layer of one level, with windows and padding for its number of
-        bins.
-        """
+        """Return one level's Pooling layer, with windows and padding for its number of bins."""
         bins = 2**level
         kernel = [-(-extent // bins) for extent in shape[2:]]
         pad = [(k * bins - extent + 1) // 2 for k, extent in zip(kernel, shape[2:], strict=True)]

@@ -1,5 +1,4 @@
-"""Layers of region proposal networks (Faster R-CNN, Ren et al., 2015), whose reference has them
-in Python.
+"""Layers of region proposal networks (Faster R-CNN, Ren et al., 2015), there in Python.
 
 Law: none of the tops has a gradient. Regions are R x 5: index of the image, x1, y1, x2, y2 in
 pixels of the image that the net reads. `im_info` has height, width and scale of that image.
@@ -137,8 +136,7 @@ class Proposal(Layer):
 
 @register("AnchorTarget")
 class AnchorTarget(Layer):
-    """The labels and the wanted coordinates of anchors, for the training of a region proposal
-    network.
+    """The labels and targets of anchors, for the training of a region proposal network.
 
     Anchors inside the image are 1 with an overlap of positive_overlap or more with an object, and
     if no other anchor overlaps an object more; 0 with less than negative_overlap; else -1, as are

@@ -63,8 +63,7 @@ def register(name: str) -> Callable[[Class], Class]:
 
 
 def replaces_python(module: str, layer: str) -> Callable[[Replacement], Replacement]:
-    """Return a decorator that registers a function in place of a Python layer that a definition
-    names.
+    """Return a decorator that registers a function in place of a named Python layer.
 
     The function returns the definition of a layer of a different type. It is used only
     where Python has no module of that name.
@@ -125,9 +124,7 @@ def create(param: LayerParameter, context: LayerContext) -> Layer:
 
 
 def unknown_type(name: str, types: Iterable[str]) -> str:
-    """Return the message for an unknown layer type, with similar names and the flag for types of
-    the user.
-    """
+    """Return the message for an unknown layer type: similar names, and the flag for own types."""
     names = sorted(set(types))
     if name.lower() not in map(str.lower, names) and (branch := of_type(name)):
         return f"unknown layer type '{name}'; it is {branch} (for a type of your own see --import)"
@@ -141,9 +138,7 @@ def unknown_type(name: str, types: Iterable[str]) -> str:
 
 
 def add_working_directory() -> None:
-    """Add the working directory to `sys.path`, at its end: no file there takes the place of
-    a different module.
-    """
+    """Append the working directory to `sys.path`: no file there replaces a different module."""
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
@@ -182,9 +177,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def location_in(names: Sequence[str], error: BaseException) -> str:
-    """Return the last line of these modules in an exception's traceback, as `FILE:LINE`; empty if
-    it has none.
-    """
+    """Return these modules' last line in a traceback, as `FILE:LINE`; empty if there is none."""
     files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
     lines = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files

@@ -175,9 +175,7 @@ class Upsample(Layer):
 
 
 class _Scatter(torch.autograd.Function):
-    """Values at indices; each value's gradient is that at its index, whether or not it is the
-    one that stayed.
-    """
+    """Values at indices; a value's gradient is that at its index, whether or not it stayed."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor, count: int) -> Tensor:
@@ -193,8 +191,7 @@ class _Scatter(torch.autograd.Function):
 
 @register("Reorg")
 class Reorg(Layer):
-    """Values in another shape: s x s neighbours become channels, or with `reverse` the other way
-    round.
+    """Values in another shape: s x s neighbours become channels; `reverse` undoes it.
 
     Bottom: N x C x H x W. Top: N x C s^2 x H/s x W/s; with `reverse` N x C/s^2 x H s x W s. The
     values are in Darknet's order. Let D = C/s^2. With `reverse` channel k D + d, k = i s + j, has

@@ -1,3 +1,1 @@
-"""Batches for data layers: which records, in which order, decoded and transformed, made ahead of
-their use.
-"""
+"""Batches for data layers: which records in which order, transformed ahead of their use."""

@@ -50,9 +50,7 @@ def check_claim(encoded: bytes) -> None:
 
 
 def claimed_size(encoded: bytes) -> tuple[int, int]:
-    """Return width and height from the header of a PNG, JPEG, BMP, WebP, TIFF or GIF; (0, 0) for
-    other formats.
-    """
+    """Return width and height of a PNG, JPEG, BMP, WebP, TIFF or GIF header; else (0, 0)."""
     if encoded.startswith(PNG):
         return _number(encoded, 16, 4), _number(encoded, 20, 4)
     if encoded.startswith(b"BM"):

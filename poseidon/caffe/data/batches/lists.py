@@ -1,5 +1,4 @@
-"""Lists of records: their text files, R-CNN's window files, and the order in which records are
-read.
+"""Lists of records: their text files, R-CNN's window files, and the order of reading.
 
 Law: stream record r is record r mod n of epoch r div n. With `shuffle` each epoch has its own
 permutation, drawn from the seed and the epoch, so that all workers of a job and a resumed job use

@@ -202,9 +202,7 @@ class Maker(ABC):
         """
 
     def fresh_records(self, number: int) -> int:
-        """Return how many leading records of batch `number` belong to the first epoch of the
-        source.
-        """
+        """Return how many leading records of batch `number` are of the source's first epoch."""
         return self._share.fresh_records(number, self._batch_size, len(self))
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
@@ -247,14 +245,11 @@ class NumberedReader(Generic[M]):
 
     @property
     def batches_done(self) -> int:
-        """The number of batches that `next` has returned or `skip_to` has skipped; not those
-        prepared ahead.
-        """
+        """The number of batches that `next` returned or `skip_to` skipped; not those made ahead."""
         return self._batches_done
 
     def fresh_records(self, number: int) -> int:
-        """Return how many leading records of batch `number` belong to the first epoch of the
-        source.
+        """Return how many leading records of batch `number` are of the source's first epoch.
 
         Zero means that the epoch has ended. Call it before the first `next`, because LevelDB counts
         records by reading.

@@ -90,9 +90,7 @@ def draw(seed: int, numbers: npt.NDArray[np.int64], lanes: int) -> npt.NDArray[n
 
 
 def skipped_records(seed: int, rand_skip: int) -> int:
-    """Return the number of records to skip at the start, below `rand_skip` and the same on all
-    workers.
-    """
+    """Return how many records to skip first: below `rand_skip`, the same on all workers."""
     return int(draw(seed, np.array([-1]), 1)[0, 0]) % rand_skip if rand_skip else 0
 
 

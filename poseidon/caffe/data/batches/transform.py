@@ -1,5 +1,4 @@
-"""Caffe's TransformationParameter: crop, mirror, mean and scale; before them the steps of SSD's
-branch.
+"""Caffe's TransformationParameter: crop, mirror, mean, scale; before them SSD's steps.
 
 Law: out = (pixel - mean) * scale with the mean at the pixel's position in the uncropped image, then
 crop, then mirror, in float32 in this order, so that results are Caffe's to the bit. Random choices
@@ -40,18 +39,14 @@ STEPS = ("resize_param", "noise_param", "distort_param", "expand_param", "emit_c
 
 
 class CropPlacement(NamedTuple):
-    """The part of an image that a crop takes, in fractions of the image, and whether it is
-    mirrored.
-    """
+    """The part of an image that a crop takes, as fractions, and whether it is mirrored."""
 
     window: Box
     mirrored: bool
 
 
 def generator(choice: Draws) -> Random:
-    """Return the generator of a record's augmentation, from its random numbers (LANES +
-    SEED_LANES).
-    """
+    """Return a record's generator of augmentation, from its random numbers (LANES + SEED_LANES)."""
     return Random(int(choice[LANES]) << 31 | int(choice[LANES + 1]))
 
 
@@ -201,9 +196,7 @@ class Transform:
             out[flipped] = out[flipped][..., ::-1]
 
     def one(self, image: Array, choice: Draws, out: Floats) -> None:
-        """Transform one image (C, H, W) into `out` (C, h, w) with its random numbers, from
-        `draws`.
-        """
+        """Transform one image (C, H, W) into `out` (C, h, w) with random numbers of `draws`."""
         self.place(self._augmented(image, choice), choice, out)
 
     def _augmented(self, image: Array, choice: Draws) -> Array:
@@ -256,9 +249,7 @@ class Transform:
         return image[..., ::-1] if self.mirrors and bool(choice[2] % 2) else image
 
     def extended_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Return the shape of an image of `shape` (C, H, W) with at least the extents of the
-        crop.
-        """
+        """Return an image's shape (C, H, W) with at least the extents of the crop."""
         channels, height, width = shape
         high, wide = self._crop or (0, 0)
         return channels, max(height, high), max(width, wide)
@@ -298,9 +289,7 @@ class Transform:
 
 
 def _crop(param: TransformationParameter) -> tuple[int, int] | None:
-    """Return height and width of the crop; None if there is none. crop_size has priority, as in
-    SSD.
-    """
+    """Return height and width of the crop, or None. crop_size has priority, as in SSD."""
     if param.crop_size:
         return param.crop_size, param.crop_size
     if bool(param.crop_h) != bool(param.crop_w):

@@ -196,9 +196,7 @@ def place_window(
 
 
 def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[int, int, int, int]:
-    """Return the region that has context_pad pixels of context on each side after warping to the
-    item.
-    """
+    """Return the region with context_pad pixels of context on each side after the warp."""
     x1, y1, x2, y2 = corners
     scale = sampling.crop / (sampling.crop - 2 * sampling.context_pad)
     half_w, half_h = (x2 - x1 + 1) / 2, (y2 - y1 + 1) / 2

@@ -1,5 +1,4 @@
-"""Conversion of images with annotations to a database of AnnotatedDatum records, as by SSD's
-convert_annoset.
+"""Conversion of annotated images to a database of AnnotatedDatum, as convert_annoset does.
 
 Law: as for `imageset`: the record of line i (after the shuffle, if any) has the key `<i>_<path>`, i
 with eight digits; a file that cannot be read is an error that names the line; the database appears

@@ -113,9 +113,7 @@ class Cifar10Request:
 
 
 def default_folder() -> Path:
-    """Return the folder of the databases of a user who names none: the example's in the
-    checkout.
-    """
+    """Return the default folder of databases: the example's in the checkout."""
     return repository_root() / "examples" / "cifar10"
 
 

@@ -116,9 +116,7 @@ def _reason(error: Exception) -> str:
 
 
 def _fetch(url: str, part: Path, report: Report) -> None:
-    """Append the rest of `url` to `part`, or download it again if the server does not support
-    ranges.
-    """
+    """Append the rest of `url` to `part`, or download it anew from a server without ranges."""
     done = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:

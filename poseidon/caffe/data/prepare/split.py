@@ -75,9 +75,7 @@ def list_kind(source: Path) -> ListKind:
 
 
 def listed_file(source: Path, line: str) -> Path:
-    """Resolve the path of an HDF5 file in a list: beside the list, else under the current
-    folder.
-    """
+    """Resolve an HDF5 file's path in a list: beside the list, else in the current folder."""
     beside = source.parent / line
     return beside if beside.exists() else Path(line)
 

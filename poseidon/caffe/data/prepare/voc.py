@@ -159,9 +159,7 @@ def _parts(base: Path, years: Sequence[str], wanted: tuple[str, ...]) -> tuple[s
 
 
 def _lines(base: Path, years: Sequence[str], part: str) -> list[str]:
-    """Return the list of a part: an image and its annotation in each line, as paths below
-    `base`.
-    """
+    """Return a part's list: an image and its annotation a line, as paths below `base`."""
     lines = []
     for year in years:
         source = base / year / SETS / f"{part}.txt"
@@ -201,9 +199,7 @@ def _windows(base: Path, lines: Iterable[str], labels: Mapping[str, int]) -> str
 
 
 def _write_label_map(folder: Path, base: Path, lists: Iterable[list[str]]) -> Path:
-    """Write the label map of VOC's classes, or of the names in the annotations if these have
-    others.
-    """
+    """Write the label map of VOC's classes, or of other names in the annotations."""
     names: set[str] = set()
     for lines in lists:
         for line in lines:

@@ -142,5 +142,5 @@ def test_boxes_of_all_levels_go_to_the_level_of_their_size() -> None:
     for number, part in enumerate(found[1:5], 2):
         np.testing.assert_array_equal(part, wanted[level == number])
     np.testing.assert_array_equal(np.concatenate(found[1:5])[found[5]], wanted)
-    with pytest.raises(RuntimeError, match="6 expected"):
+    with pytest.raises(RuntimeError, match="expected 6"):
         run("CollectAndDistributeFpnRpnProposals", [*boxes, *scores[:2]], 6, **settings)
