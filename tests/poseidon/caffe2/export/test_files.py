@@ -116,7 +116,7 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((init, predict), "fills parameters: name the predict net"),
         (
             (predict, None),
-            "the parameters of .*predict_net.pb are missing: name the file of its init net",
+            "the parameters of .*predict_net.pb are missing: name its init net",
         ),
         (
             (files / "net.prototxt", None),
