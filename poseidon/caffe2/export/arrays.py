@@ -10,7 +10,7 @@ import numpy as np
 
 from poseidon.caffe.export.graph import OPERATORS, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
-from poseidon.caffe2.export.elementwise import Names, cast
+from poseidon.caffe2.export.elementwise import Blobs, Names, cast
 from poseidon.caffe2.export.trace import Op
 
 
@@ -21,7 +21,7 @@ def _place(op: Op, rank: int) -> int:
 
 
 @OPERATORS.emits("Concat", "DepthConcat")
-def _concat(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _concat(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     rank = len(outputs[0].shape)
     axis, values = _place(op, rank), [blob.name for blob in inputs]
     if op["add_axis"]:
@@ -34,7 +34,7 @@ def _concat(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
 
 
 @OPERATORS.emits("Split", "DepthSplit")
-def _split(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _split(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, count = inputs[0], len(op.outputs)
     axis = _place(op, len(x.shape))
     if x.dynamic and axis == 0:
@@ -49,7 +49,7 @@ def _split(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlo
 
 
 @OPERATORS.emits("Reshape")
-def _reshape(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _reshape(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0]
     if len(inputs) > 1:
         wanted = cast(graph, inputs[1].name, "int64")
@@ -61,23 +61,23 @@ def _reshape(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphB
 
 
 @OPERATORS.emits("ResizeLike")
-def _resize_like(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _resize_like(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op("Reshape", inputs[0].name, graph.op("Shape", inputs[1].name))]
 
 
 @OPERATORS.emits("Flatten", "FlattenToVec", "MergeDim", "PrependDim", "ExpandDims", "Squeeze")
-def _same_values(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _same_values(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.reshape(inputs[0].name, outputs[0].extents)]
 
 
 @OPERATORS.emits("Transpose")
-def _transpose(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _transpose(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     order = op["axes"] or list(range(len(inputs[0].shape)))[::-1]
     return [graph.op("Transpose", inputs[0].name, perm=order)]
 
 
 @OPERATORS.emits("Tile")
-def _tile(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _tile(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     rank, known = len(inputs[0].shape), [graph.known(blob.name) for blob in inputs[1:]]
     if any(value is None for value in known):
         raise LayerError("computes how often it repeats")
@@ -90,18 +90,18 @@ def _tile(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob
 
 
 @OPERATORS.emits("NumpyTile")
-def _numpy_tile(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _numpy_tile(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op("Tile", inputs[0].name, cast(graph, inputs[1].name, "int64"))]
 
 
 @OPERATORS.emits("Expand")
-def _expand(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _expand(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     shape = graph.op("Abs", cast(graph, inputs[1].name, "int64"))  # -1 keeps an extent, as 1 does
     return [graph.op("Expand", inputs[0].name, shape)]
 
 
 @OPERATORS.emits("Slice")
-def _slice(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _slice(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, limits = inputs[0], [op["starts"], op["ends"]]
     if len(inputs) > 1:
         known = [graph.known(blob.name) for blob in inputs[1:]]
@@ -123,7 +123,7 @@ def _slice(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlo
 
 
 @OPERATORS.emits("Shape")
-def _shape(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _shape(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, axes = inputs[0], op["axes"]
     if not x.dynamic:
         shape = [x.shape[axis] for axis in axes] if axes else x.shape
@@ -133,14 +133,14 @@ def _shape(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlo
 
 
 @OPERATORS.emits("Size")
-def _size(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _size(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if not inputs[0].dynamic:
         return [graph.constant(np.array(math.prod(inputs[0].shape), np.int64))]
     return [graph.op("Size", inputs[0].name)]
 
 
 @OPERATORS.emits("Gather", "BatchGather")
-def _gather(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _gather(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, index = inputs
     if op["match_outer"]:
         raise LayerError("matches outer dimensions (match_outer)")
@@ -150,16 +150,14 @@ def _gather(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
 
 
 @OPERATORS.emits("OneHot")
-def _one_hot(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _one_hot(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     index, size = (cast(graph, blob.name, "int64") for blob in inputs)
     values = graph.constant(np.array([0, 1], np.float32))
     return [graph.op("OneHot", index, graph.reshape(size, [1]), values)]
 
 
 @OPERATORS.emits("ConstantFill")
-def _constant_fill(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _constant_fill(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if len(inputs) > 1:
         raise LayerError("computes its value")
     if op["input_as_shape"]:
@@ -177,7 +175,7 @@ def _constant_fill(
 
 
 @OPERATORS.emits("ArgMax", "ArgMin", "RowWiseArgMax")
-def _arg_max(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _arg_max(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     rows = op.definition.type == "RowWiseArgMax"
     kind = "ArgMin" if op.definition.type == "ArgMin" else "ArgMax"
     axis, kept = (1, 1) if rows else (op["axis"], int(op["keepdims"]))
@@ -185,7 +183,7 @@ def _arg_max(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphB
 
 
 @OPERATORS.emits("TopK")
-def _top_k(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _top_k(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     axis, x = op["axis"] % len(inputs[0].shape), inputs[0]
     if op["k"] > x.shape[axis]:
         raise LayerError(f"takes {op['k']} of {x.shape[axis]} values")
@@ -205,13 +203,13 @@ def _row_sums(graph: Graph, value: str, x: GraphBlob) -> str:
 
 
 @OPERATORS.emits("DotProduct")
-def _dot_product(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _dot_product(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, y = inputs
     return [_row_sums(graph, graph.op("Mul", x.name, y.name), x)]
 
 
 @OPERATORS.emits("SquaredL2Distance", "L1Distance")
-def _distance(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _distance(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, y = inputs
     difference = graph.op("Sub", x.name, y.name)
     if op.definition.type == "L1Distance":
@@ -221,7 +219,7 @@ def _distance(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Graph
 
 
 @OPERATORS.emits("CosineSimilarity")
-def _cosine(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _cosine(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, y = inputs
     norms = []
     for blob in inputs:
@@ -232,7 +230,7 @@ def _cosine(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
 
 
 @OPERATORS.emits("LengthsSum", "LengthsMean")
-def _by_lengths(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _by_lengths(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, lengths = inputs
     return [
         _segments(
@@ -242,9 +240,7 @@ def _by_lengths(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Gra
 
 
 @OPERATORS.emits("SparseLengthsSum", "SparseLengthsMean", "SparseLengthsWeightedSum")
-def _sparse_by_lengths(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _sparse_by_lengths(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, *weights, index, lengths = inputs
     rank = len(x.shape)
     rows = graph.op("Gather", x.name, cast(graph, index.name, "int64"), axis=0)

@@ -14,6 +14,7 @@ from poseidon.caffe2.operators.numeric.functions import data_type
 from poseidon.caffe2.runtime.values import TORCH_OF
 
 Names = list[str]
+Blobs = list[GraphBlob]
 
 PLAIN = {
     **{
@@ -52,36 +53,36 @@ def cast(graph: Graph, value: str, dtype: str) -> str:
 
 
 @OPERATORS.emits(*PLAIN)
-def _plain(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _plain(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op(PLAIN[op.definition.type], inputs[0].name)]
 
 
 @OPERATORS.emits("Sqr", "Cube")
-def _powers(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _powers(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0].name
     square = graph.op("Mul", x, x)
     return [square if op.definition.type == "Sqr" else graph.op("Mul", square, x)]
 
 
 @OPERATORS.emits("Rsqrt", "RSqrt")
-def _rsqrt(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _rsqrt(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op("Reciprocal", graph.op("Sqrt", inputs[0].name))]
 
 
 @OPERATORS.emits("Cbrt")
-def _cbrt(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _cbrt(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     (x,) = inputs
     root = graph.op("Pow", graph.op("Abs", x.name), number(graph, 1 / 3, x))
     return [graph.op("Mul", graph.op("Sign", x.name), root)]
 
 
 @OPERATORS.emits("Log1p")
-def _log1p(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _log1p(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op("Log", graph.op("Add", inputs[0].name, number(graph, 1, inputs[0])))]
 
 
 @OPERATORS.emits("Logit")
-def _logit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _logit(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     (x,), eps = inputs, float(op["eps"])
     inner = _limited(graph, x, eps, 1 - eps)
     rest = graph.op("Sub", number(graph, 1, x), inner)
@@ -96,39 +97,39 @@ def _limited(graph: Graph, x: GraphBlob, low: float | None, high: float | None) 
 
 
 @OPERATORS.emits("Clip")
-def _clip(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _clip(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [_limited(graph, inputs[0], op["min"], op["max"])]
 
 
 @OPERATORS.emits("ReluN")
-def _relu_n(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _relu_n(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [_limited(graph, inputs[0], 0.0, op["n"])]
 
 
 @OPERATORS.emits("Scale")
-def _scale(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _scale(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op("Mul", inputs[0].name, number(graph, op["scale"], inputs[0]))]
 
 
 @OPERATORS.emits("LeakyRelu", "Elu", "ThresholdedRelu")
-def _with_alpha(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _with_alpha(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op(op.definition.type, inputs[0].name, alpha=float(op["alpha"]))]
 
 
 @OPERATORS.emits("Selu")
-def _selu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _selu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op("Selu", inputs[0].name, alpha=float(op["alpha"]), gamma=float(op["scale"]))]
 
 
 @OPERATORS.emits("HardSigmoid")
-def _hard_sigmoid(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _hard_sigmoid(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [
         graph.op("HardSigmoid", inputs[0].name, alpha=float(op["alpha"]), beta=float(op["beta"]))
     ]
 
 
 @OPERATORS.emits("PRelu")
-def _prelu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _prelu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, slope = inputs
     if math.prod(slope.shape) == 1:
         return [graph.op("PRelu", x.name, graph.reshape(slope.name, [1]))]
@@ -138,7 +139,7 @@ def _prelu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlo
 
 
 @OPERATORS.emits("Gelu")
-def _gelu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _gelu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0].name
     if op["fast_gelu"]:
         cubed = graph.op("Mul", graph.op("Mul", x, x), x)
@@ -150,13 +151,13 @@ def _gelu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob
 
 
 @OPERATORS.emits("Swish")
-def _swish(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _swish(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0].name
     return [graph.op("Mul", x, graph.op("Sigmoid", x))]
 
 
 @OPERATORS.emits("Glu")
-def _glu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _glu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, axis = inputs[0], op["dim"] % len(inputs[0].shape)
     half = x.shape[axis] // 2
     first, second = (graph.slice(x.name, axis, at, at + half) for at in (0, half))
@@ -164,20 +165,20 @@ def _glu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
 
 
 @OPERATORS.emits("ReplaceNaN")
-def _replace_nan(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _replace_nan(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0]
     return [graph.op("Where", graph.op("IsNaN", x.name), number(graph, op["value"], x), x.name)]
 
 
 @OPERATORS.emits("Dropout")
-def _dropout(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _dropout(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if not op["is_test"]:
         raise LayerError("draws at random: set is_test")
     return [graph.op("Identity", inputs[0].name)]
 
 
 @OPERATORS.emits("Cast", "FloatToHalf", "HalfToFloat")
-def _cast(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _cast(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     dtype = outputs[0].dtype
     if op.definition.type == "Cast":
         to = op["to"]
@@ -186,7 +187,7 @@ def _cast(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob
 
 
 @OPERATORS.emits("Mod")
-def _mod(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _mod(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     sign = 0 if op["sign_follow_divisor"] else 1  # fmod has the sign of x
     return [graph.op("Mod", inputs[0].name, number(graph, op["divisor"], inputs[0]), fmod=sign)]
 
@@ -203,7 +204,7 @@ def aligned(graph: Graph, op: Op, a: GraphBlob, b: GraphBlob) -> str:
 
 
 @OPERATORS.emits(*BINARY, "NE")
-def _binary(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _binary(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     a, b = inputs
     second = aligned(graph, op, a, b)
     if op.definition.type == "NE":
@@ -212,14 +213,14 @@ def _binary(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
 
 
 @OPERATORS.emits("Pow")
-def _pow(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _pow(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if len(inputs) == 2:
         return [graph.op("Pow", inputs[0].name, aligned(graph, op, *inputs))]
     return [graph.op("Pow", inputs[0].name, number(graph, op["exponent"] or 0.0, inputs[0]))]
 
 
 @OPERATORS.emits("Sum", "SumInt", "Mean", "Max", "Min")
-def _several(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _several(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     kind = {"Max": "Max", "Min": "Min"}.get(op.definition.type, "Add")
     value = inputs[0].name
     for other in inputs[1:]:
@@ -230,7 +231,7 @@ def _several(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphB
 
 
 @OPERATORS.emits("Where")
-def _where(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _where(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     condition, x, y = inputs
     chosen = condition.name
     if op["broadcast_on_rows"]:
@@ -239,7 +240,7 @@ def _where(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlo
 
 
 @OPERATORS.emits("LSTMUnit")
-def _lstm_unit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _lstm_unit(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     hidden, cell, gates = inputs[:3]
     i, f, o, g = graph.ops("Split", gates.name, outputs=4, axis=-1, num_outputs=4)
     kept = graph.op(
@@ -252,7 +253,7 @@ def _lstm_unit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Grap
 
 
 @OPERATORS.emits("GRUUnit")
-def _gru_unit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _gru_unit(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     hidden, gates = inputs[:2]
     _, update, new = graph.ops("Split", gates.name, outputs=3, axis=-1, num_outputs=3)
     update, new = graph.op("Sigmoid", update), graph.op("Tanh", new)
@@ -261,7 +262,7 @@ def _gru_unit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Graph
     return [_of_running(graph, op, inputs[2:], state, hidden)]
 
 
-def _of_running(graph: Graph, op: Op, rest: list[GraphBlob], new: str, old: GraphBlob) -> str:
+def _of_running(graph: Graph, op: Op, rest: Blobs, new: str, old: GraphBlob) -> str:
     """Return the new state of the sequences that are not over, for others the old one or 0."""
     if not op["sequence_lengths"]:
         return new

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from poseidon.caffe.export.graph import OPERATORS, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
-from poseidon.caffe2.export.elementwise import Names
+from poseidon.caffe2.export.elementwise import Blobs, Names
 from poseidon.caffe2.export.trace import Op
 
 
@@ -23,7 +23,7 @@ def matrix(graph: Graph, x: GraphBlob, axis: int) -> str:
 
 
 @OPERATORS.emits("FC", "FCTransposed")
-def _fc(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _fc(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, w, b = inputs
     transposed = op.definition.type == "FCTransposed"
     values = matrix(graph, x, op["axis"])
@@ -40,7 +40,7 @@ def _fc(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob])
 
 
 @OPERATORS.emits("MatMul")
-def _mat_mul(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _mat_mul(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     a, b = (
         matrix(graph, blob, op[f"axis_{side}"]) for blob, side in zip(inputs, "ab", strict=False)
     )
@@ -49,9 +49,7 @@ def _mat_mul(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphB
 
 
 @OPERATORS.emits("BatchMatMul")
-def _batch_mat_mul(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _batch_mat_mul(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     names = []
     for blob, side in zip(inputs, "ab", strict=True):
         rank, turned = len(blob.shape), op[f"trans_{side}"]
@@ -63,7 +61,7 @@ def _batch_mat_mul(
 
 
 @OPERATORS.emits("Softmax")
-def _softmax(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _softmax(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, axis = inputs[0], op["axis"] % max(len(inputs[0].shape), 1)
     if axis == len(x.shape) - 1:
         return [graph.op("Softmax", x.name, axis=axis)]
@@ -74,7 +72,7 @@ def _softmax(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphB
 
 
 @OPERATORS.emits("LayerNorm")
-def _layer_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _layer_norm(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, axis = inputs[0], op["axis"] % len(inputs[0].shape)
     over = graph.integers(*range(axis, len(x.shape)))
     mean = graph.op("ReduceMean", x.name, over, keepdims=1)
@@ -91,9 +89,7 @@ def _layer_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Gra
 
 
 @OPERATORS.emits("ElementwiseLinear")
-def _elementwise_linear(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _elementwise_linear(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, w, b = inputs
     rest = list(x.shape[op["axis"] :])
     scale, bias = (graph.reshape(blob.name, rest) for blob in (w, b))
@@ -101,13 +97,13 @@ def _elementwise_linear(
 
 
 @OPERATORS.emits("RowMul")
-def _row_mul(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _row_mul(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, w = inputs
     return [graph.op("Mul", x.name, graph.reshape(w.name, [-1, *[1] * (len(x.shape) - 1)]))]
 
 
 @OPERATORS.emits("Normalize", "NormalizeL1")
-def _normalize(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _normalize(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, axis = inputs[0], graph.integers(op["axis"])
     if op.definition.type == "Normalize":
         norm = graph.op("ReduceL2", x.name, axis, keepdims=1)
@@ -125,7 +121,7 @@ def reduced(
 
 
 @OPERATORS.emits("ReduceSum", "ReduceMean", "ReduceMin", "ReduceMax", "ReduceL1", "ReduceL2")
-def _reduce(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _reduce(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, rank = inputs[0], len(inputs[0].shape)
     if not rank:
         return [graph.op("Identity", x.name)]
@@ -136,7 +132,7 @@ def _reduce(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
 @OPERATORS.emits(
     *(f"Reduce{side}{kind}" for side in ("Front", "Back") for kind in ("Sum", "Mean", "Max"))
 )
-def _reduce_side(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _reduce_side(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if len(inputs) > 1:
         raise LayerError("has lengths")
     x, count, rank = inputs[0], op["num_reduce_dim"], len(inputs[0].shape)
@@ -146,16 +142,14 @@ def _reduce_side(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Gr
 
 
 @OPERATORS.emits("ColwiseMax", "RowwiseMax")
-def _max_of_matrices(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _max_of_matrices(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [
         reduced(graph, "ReduceMax", inputs[0], [1 if op.definition.type == "ColwiseMax" else 2])
     ]
 
 
 @OPERATORS.emits("SumElements", "SumElementsInt", "SumSqrElements", "AveragedLoss")
-def _sum_elements(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _sum_elements(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, kind = inputs[0], op.definition.type
     mean = kind == "AveragedLoss" or (kind != "SumElementsInt" and op["average"])
     value = graph.op("Mul", x.name, x.name) if kind == "SumSqrElements" else x.name
@@ -163,7 +157,7 @@ def _sum_elements(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[G
 
 
 @OPERATORS.emits("LpNorm")
-def _lp_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _lp_norm(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0]
     values = graph.op("Abs", x.name) if op["p"] == 1 else graph.op("Mul", x.name, x.name)
     total = graph.op("ReduceMean" if op["average"] else "ReduceSum", values, keepdims=0)
@@ -171,7 +165,7 @@ def _lp_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphB
 
 
 @OPERATORS.emits("Moments")
-def _moments(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _moments(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, rank, kept = inputs[0], len(inputs[0].shape), int(op["keepdims"])
     over = graph.integers(*([axis % rank for axis in op["axes"]] or range(rank)))
     centred = graph.op("Sub", x.name, graph.op("ReduceMean", x.name, over, keepdims=1))

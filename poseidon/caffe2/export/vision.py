@@ -9,7 +9,7 @@ import numpy as np
 
 from poseidon.caffe.export.graph import OPERATORS, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
-from poseidon.caffe2.export.elementwise import Names
+from poseidon.caffe2.export.elementwise import Blobs, Names
 from poseidon.caffe2.export.trace import Op
 from poseidon.caffe2.operators.layers.windows import Fit, Windows, spread
 
@@ -57,7 +57,7 @@ def _window(fit: Fit) -> dict[str, list[int]]:
 
 
 @OPERATORS.emits(*(f"Conv{count}" for count in DIMENSIONS))
-def _conv(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _conv(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     w, shape = _filter(graph, inputs[1], is_last=windows.last)
@@ -72,9 +72,7 @@ def _conv(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob
 
 
 @OPERATORS.emits("ConvTranspose")
-def _conv_transpose(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _conv_transpose(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     w, shape = _filter(graph, inputs[1], is_last=windows.last)
@@ -95,7 +93,7 @@ def _conv_transpose(
 
 
 @OPERATORS.emits(*(f"MaxPool{count}" for count in DIMENSIONS))
-def _max_pool(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _max_pool(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     if windows.whole:
@@ -122,7 +120,7 @@ def _sums(graph: Graph, value: str, fit: Fit) -> str:
 
 
 @OPERATORS.emits(*(f"AveragePool{count}" for count in DIMENSIONS))
-def _average_pool(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _average_pool(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     if windows.whole:
@@ -147,7 +145,7 @@ def _shares(images: tuple[int, ...], fit: Fit) -> np.ndarray[Any, Any]:
 
 
 @OPERATORS.emits("LpPool")
-def _lp_pool(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _lp_pool(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     windows, power = Windows(op.definition), float(op["p"])
     x = _Images(graph, inputs[0], is_last=windows.last)
     fit = windows.fit(x.shape[2:])
@@ -157,7 +155,7 @@ def _lp_pool(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphB
 
 
 @OPERATORS.emits("SpatialBN")
-def _spatial_bn(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _spatial_bn(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if not op["is_test"]:
         raise LayerError("has the statistics of its batch: set is_test")
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
@@ -166,7 +164,7 @@ def _spatial_bn(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Gra
 
 
 @OPERATORS.emits("LRN")
-def _lrn(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _lrn(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
     if op["size"] % 2 == 0:
         raise LayerError(f"has the even size {op['size']}")
@@ -175,7 +173,7 @@ def _lrn(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
 
 
 @OPERATORS.emits("InstanceNorm", "GroupNorm")
-def _group_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _group_norm(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
     channels, ones = x.shape[1], [1] * (len(x.shape) - 2)
     groups = channels if op.definition.type == "InstanceNorm" else op["group"]
@@ -188,9 +186,7 @@ def _group_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Gra
 
 
 @OPERATORS.emits("AffineChannel")
-def _affine_channel(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _affine_channel(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, *rest = inputs
     ones = [] if op["order"] == "NHWC" else [1] * (len(x.shape) - 2)
     scale, bias = (graph.reshape(blob.name, [-1, *ones]) for blob in rest)
@@ -198,7 +194,7 @@ def _affine_channel(
 
 
 @OPERATORS.emits("NCHW2NHWC", "NHWC2NCHW")
-def _order(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _order(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0]
     return [
         second(graph, x)[0]
@@ -208,7 +204,7 @@ def _order(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlo
 
 
 @OPERATORS.emits("ResizeNearest", "UpsampleBilinear")
-def _resize(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _resize(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     nearest = op.definition.type == "ResizeNearest"
     x = _Images(graph, inputs[0], is_last=nearest and op["order"] == "NHWC")
     scales = [op["height_scale"], op["width_scale"]]
@@ -233,7 +229,7 @@ def _resize(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
 
 
 @OPERATORS.emits("PadImage")
-def _pad_image(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _pad_image(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     heads, tails = windows.paddings(2)
@@ -243,9 +239,7 @@ def _pad_image(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[Grap
 
 
 @OPERATORS.emits("ChannelShuffle")
-def _channel_shuffle(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _channel_shuffle(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
     groups, rank = op["group"], len(x.shape)
     parts = graph.reshape(x.name, [0, groups, x.shape[1] // groups, *x.shape[2:]])
@@ -258,9 +252,7 @@ def _sides(op: Op) -> list[int]:
 
 
 @OPERATORS.emits("SpaceToBatch")
-def _space_to_batch(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _space_to_batch(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     (x,), size, (top, left, bottom, right) = inputs, op["block_size"], _sides(op)
     _, channels, high, wide = outputs[0].shape
     value = graph.op("Pad", x.name, graph.integers(0, 0, top, left, 0, 0, bottom, right))
@@ -270,9 +262,7 @@ def _space_to_batch(
 
 
 @OPERATORS.emits("BatchToSpace")
-def _batch_to_space(
-    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
-) -> Names:
+def _batch_to_space(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     (x,), size, (top, left, bottom, right) = inputs, op["block_size"], _sides(op)
     _, channels, high, wide = x.shape
     parts = graph.reshape(x.name, [size, size, -1, channels, high, wide])
@@ -283,7 +273,7 @@ def _batch_to_space(
 
 
 @OPERATORS.emits("Im2Col")
-def _im2col(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _im2col(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     """Return a convolution whose kernels each take one value of the window."""
     windows = Windows(op.definition)
     if windows.last:
@@ -300,7 +290,7 @@ def _im2col(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBl
 
 
 @OPERATORS.emits("RoIAlign")
-def _roi_align(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
+def _roi_align(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, regions = _Images(graph, inputs[0], is_last=op["order"] == "NHWC"), inputs[1]
     if op["sampling_ratio"] < 1:
         raise LayerError("has as many points as its regions are large (sampling_ratio)")

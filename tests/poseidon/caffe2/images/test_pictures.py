@@ -126,7 +126,7 @@ def damaged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (empty_class, "pictures/planes has no pictures: expected files such as .jpg"),
+        (empty_class, "pictures/planes has no pictures such as .jpg"),
         (no_classes, "pictures has no sub-folders: expected one for each class"),
         (damaged, "cars/c.png cannot be decoded: it is damaged"),
     ],
