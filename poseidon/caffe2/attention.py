@@ -47,9 +47,7 @@ def _logits_of_sum(model: Any, summed: Any, size: int, scope: Any) -> Any:
     active = model.net.Tanh(summed, summed)
     name = _scoped(scope, "attention_logits")
     logits = brew.fc(model, active, name, dim_in=size, dim_out=1, axis=2, freeze_bias=True)
-    return brew.transpose(
-        model, logits, _scoped(scope, "attention_logits_transposed"), axes=[1, 0, 2]
-    )
+    return brew.transpose(model, logits, f"{name}_transposed", axes=[1, 0, 2])
 
 
 def _projected(model: Any, blob: Any, size_in: int, size_out: int, scope: Any, name: str) -> Any:

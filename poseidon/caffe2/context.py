@@ -97,11 +97,8 @@ def define_context(
 
     def decorate(cls: type) -> type:
         made = type(cls.__name__, (cls, DefaultManaged if allow_default else Managed), {})
-        made.__module__, made.__qualname__, made.__doc__ = (
-            cls.__module__,
-            cls.__qualname__,
-            cls.__doc__,
-        )
+        made.__module__, made.__qualname__ = cls.__module__, cls.__qualname__
+        made.__doc__ = cls.__doc__
         return made
 
     return decorate

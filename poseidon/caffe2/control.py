@@ -273,9 +273,8 @@ def IfNot(
 
 
 def _choice(kind: str, name: str, condition: Any, parts: Any, others: Any) -> core.ExecutionStep:
-    run, opposite = (
-        (_run_once_if, _run_once_if_not) if kind == "If" else (_run_once_if_not, _run_once_if)
-    )
+    ways = (_run_once_if, _run_once_if_not)
+    run, opposite = ways if kind == "If" else ways[::-1]
     if not others:
         return run(f"{name}/{kind}", condition, parts)
     steps = []

@@ -145,11 +145,9 @@ class CRFWithLoss:
             [net.Slice([self.transitions], starts=[0, count + 1], ends=[-3, -1])], 1
         )
         first = net.Add([net.Slice([classes], starts=[0, 0], ends=[1, -1]), starts], 1)
-        begun, _ = net.Concat(
-            [first, net.Slice([classes], starts=[1, 0], ends=[-1, -1])], outputs=2, axis=0
-        )
+        rest = net.Slice([classes], starts=[1, 0], ends=[-1, -1])
+        begun, _ = net.Concat([first, rest], outputs=2, axis=0)
         last = net.Add([net.Slice([begun], starts=[-2, 0], ends=[-1, -1]), ends], 1)
-        whole, _ = net.Concat(
-            [net.Slice([begun], starts=[0, 0], ends=[-2, -1]), last], outputs=2, axis=0
-        )
+        rest = net.Slice([begun], starts=[0, 0], ends=[-2, -1])
+        whole, _ = net.Concat([rest, last], outputs=2, axis=0)
         return net.SwapBestPath([classes, net.ViterbiPath([whole, inner], 1)], 1)

@@ -149,6 +149,5 @@ def close_queue(step: Any, *queues: Any) -> Any:
     close_net = core.Net("close_queue_net")
     for queue in queues:
         close_net.CloseBlobsQueue([queue], 0)
-    return core.execution_step(
-        f"{step}_step", [step, core.execution_step(f"{step}_close", close_net)]
-    )
+    close = core.execution_step(f"{step}_close", close_net)
+    return core.execution_step(f"{step}_step", [step, close])

@@ -179,9 +179,7 @@ def _renamed(record: Any, names: dict[str, str]) -> Any:
 def _named(inputs: Any) -> dict[str, str]:
     if isinstance(inputs, dict):
         return {str(blob): str(name) for blob, name in inputs.items()}
-    pairs = [
-        item if isinstance(item, tuple) and len(item) == 2 else (item, item) for item in inputs
-    ]
+    pairs = [it if isinstance(it, tuple) and len(it) == 2 else (it, it) for it in inputs]
     return {str(blob): str(name) for blob, name in pairs}
 
 

@@ -183,9 +183,8 @@ def prepare(
                     "num_shards and engine"
                 )
     log.info("Parallelizing model for devices: %s", model._devices)
-    threads = len(model._devices) * threads_per_device + (
-        EXTRA_THREADS if rendezvous is not None else 0
-    )
+    extra = EXTRA_THREADS if rendezvous is not None else 0
+    threads = len(model._devices) * threads_per_device + extra
     model.net.Proto().num_workers = threads
     model.net.Proto().type = net_type
     model._rendezvous = rendezvous

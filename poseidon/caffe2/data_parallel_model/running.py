@@ -201,9 +201,7 @@ def FinalizeAfterCheckpoint(
     """
     check_parallelized(model)
     if not hasattr(model, "_checkpoint_net"):
-        names = (
-            blobs_to_sync(model)[1] if blobs is None else {stripBlobName(blob) for blob in blobs}
-        )
+        names = {stripBlobName(b) for b in blobs} if blobs is not None else blobs_to_sync(model)[1]
         for name in names:
             group_of(model, name)
         model._checkpoint_net = core.Net("checkpoint_sync_net")

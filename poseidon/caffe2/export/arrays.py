@@ -232,11 +232,8 @@ def _cosine(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
 @OPERATORS.emits("LengthsSum", "LengthsMean")
 def _by_lengths(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, lengths = inputs
-    return [
-        _segments(
-            graph, x.name, len(x.shape), lengths.name, mean=op.definition.type == "LengthsMean"
-        )
-    ]
+    mean = op.definition.type == "LengthsMean"
+    return [_segments(graph, x.name, len(x.shape), lengths.name, mean=mean)]
 
 
 @OPERATORS.emits("SparseLengthsSum", "SparseLengthsMean", "SparseLengthsWeightedSum")
@@ -246,9 +243,8 @@ def _sparse_by_lengths(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> N
     rows = graph.op("Gather", x.name, cast(graph, index.name, "int64"), axis=0)
     if weights:
         rows = graph.op("Mul", rows, graph.reshape(weights[0].name, [-1, *[1] * (rank - 1)]))
-    return [
-        _segments(graph, rows, rank, lengths.name, mean=op.definition.type == "SparseLengthsMean")
-    ]
+    mean = op.definition.type == "SparseLengthsMean"
+    return [_segments(graph, rows, rank, lengths.name, mean=mean)]
 
 
 def _segments(graph: Graph, rows: str, rank: int, lengths: str, *, mean: bool) -> str:
@@ -267,9 +263,8 @@ def _segments(graph: Graph, rows: str, rank: int, lengths: str, *, mean: bool) -
     flat = rows
     if rank != 2:
         width = graph.integers(-1) if rank > 2 else graph.integers(1)
-        flat = graph.op(
-            "Reshape", rows, graph.op("Concat", graph.slice(shape, 0, 0, 1), width, axis=0)
-        )
+        size = graph.op("Concat", graph.slice(shape, 0, 0, 1), width, axis=0)
+        flat = graph.op("Reshape", rows, size)
     value = graph.op("MatMul", member, flat)
     if mean:
         count = cast(graph, graph.op("Max", counts, graph.integers(1)), "float32")

@@ -123,9 +123,8 @@ def _selu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
 
 @OPERATORS.emits("HardSigmoid")
 def _hard_sigmoid(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [
-        graph.op("HardSigmoid", inputs[0].name, alpha=float(op["alpha"]), beta=float(op["beta"]))
-    ]
+    alpha, beta = float(op["alpha"]), float(op["beta"])
+    return [graph.op("HardSigmoid", inputs[0].name, alpha=alpha, beta=beta)]
 
 
 @OPERATORS.emits("PRelu")
@@ -243,9 +242,8 @@ def _where(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
 def _lstm_unit(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     hidden, cell, gates = inputs[:3]
     i, f, o, g = graph.ops("Split", gates.name, outputs=4, axis=-1, num_outputs=4)
-    kept = graph.op(
-        "Mul", graph.op("Sigmoid", scaled(graph, f, 1.0, float(op["forget_bias"]))), cell.name
-    )
+    forget = graph.op("Sigmoid", scaled(graph, f, 1.0, float(op["forget_bias"])))
+    kept = graph.op("Mul", forget, cell.name)
     added = graph.op("Mul", graph.op("Sigmoid", i), graph.op("Tanh", g))
     new = graph.op("Add", kept, added)
     shown = graph.op("Mul", graph.op("Sigmoid", o), graph.op("Tanh", new))

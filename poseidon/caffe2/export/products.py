@@ -143,9 +143,8 @@ def _reduce_side(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
 
 @OPERATORS.emits("ColwiseMax", "RowwiseMax")
 def _max_of_matrices(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [
-        reduced(graph, "ReduceMax", inputs[0], [1 if op.definition.type == "ColwiseMax" else 2])
-    ]
+    axis = 1 if op.definition.type == "ColwiseMax" else 2
+    return [reduced(graph, "ReduceMax", inputs[0], [axis])]
 
 
 @OPERATORS.emits("SumElements", "SumElementsInt", "SumSqrElements", "AveragedLoss")

@@ -66,9 +66,8 @@ def _conv(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
         raise LayerError("has a negative padding")
     bias = [blob.name for blob in inputs[2:]]
     pads = [*fit.before, *fit.after]
-    return [
-        x.ordered(graph.op("Conv", x.name, w, *bias, group=op["group"], pads=pads, **_window(fit)))
-    ]
+    value = graph.op("Conv", x.name, w, *bias, group=op["group"], pads=pads, **_window(fit))
+    return [x.ordered(value)]
 
 
 @OPERATORS.emits("ConvTranspose")
@@ -196,11 +195,9 @@ def _affine_channel(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Name
 @OPERATORS.emits("NCHW2NHWC", "NHWC2NCHW")
 def _order(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x = inputs[0]
-    return [
-        second(graph, x)[0]
-        if op.definition.type == "NHWC2NCHW"
-        else last(graph, x.name, len(x.shape))
-    ]
+    if op.definition.type == "NHWC2NCHW":
+        return [second(graph, x)[0]]
+    return [last(graph, x.name, len(x.shape))]
 
 
 @OPERATORS.emits("ResizeNearest", "UpsampleBilinear")
@@ -216,12 +213,9 @@ def _resize(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if nearest:
         value = x.name
         for axis, (size, scale) in enumerate(zip(x.shape[2:], scales, strict=True), 2):
-            places = (np.arange(int(size * scale), dtype=np.float32) / np.float32(scale)).astype(
-                np.int64
-            )
-            value = graph.op(
-                "Gather", value, graph.constant(np.minimum(places, size - 1)), axis=axis
-            )
+            places = np.arange(int(size * scale), dtype=np.float32) / np.float32(scale)
+            chosen = graph.constant(np.minimum(places.astype(np.int64), size - 1))
+            value = graph.op("Gather", value, chosen, axis=axis)
         return [x.ordered(value)]
     sizes = graph.integers(*(int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)))
     how = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}

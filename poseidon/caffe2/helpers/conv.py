@@ -158,9 +158,9 @@ def conv_transpose(
     """Add `ConvTranspose`, with the arguments of `conv`."""
     use_bias = not kwargs.pop("no_bias", False)
     blob_out = blob_out or model.net.NextName()
-    shape = (
-        [dim_in, dim_out, kernel, kernel] if order == "NCHW" else [dim_in, kernel, kernel, dim_out]
-    )
+    shape = [dim_in, dim_out, kernel, kernel]
+    if order != "NCHW":
+        shape = [dim_in, kernel, kernel, dim_out]
     inits = (weight_init, bias_init, None, None)
     inputs = [blob_in, *_parameters(model, blob_out, shape, dim_out, inits, use_bias)]
     _engine(kwargs, use_cudnn, cudnn_exhaustive_search, ws_nbytes_limit)

@@ -166,10 +166,8 @@ def make_two_class(
     labels = draw_labels(count, seed=seed + first)
 
     def record(number: int) -> bytes:
-        content, label = (
-            draw_picture(first + number, int(labels[number]), seed=seed),
-            int(labels[number]),
-        )
+        number, label = first + number, int(labels[number])
+        content = draw_picture(number, label, seed=seed)
         return encode(content, label) if form == "caffe2" else encode_file(content, label)
 
     with new_database(path, db_type) as writer:

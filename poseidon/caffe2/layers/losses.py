@@ -85,10 +85,8 @@ class BatchLRLoss(_Loss):
     def add_ops(self, net: Any) -> None:
         label = self._as(net, "label", np.float32)
         label = net.ExpandDims(label, net.NextScopedBlob("expanded_label"), dims=[1])
-        logit = self.input_record.logit()
-        losses = net.SigmoidCrossEntropyWithLogits(
-            [logit, label], net.NextScopedBlob("cross_entropy")
-        )
+        inputs = [self.input_record.logit(), label]
+        losses = net.SigmoidCrossEntropyWithLogits(inputs, net.NextScopedBlob("cross_entropy"))
         self._finish(net, losses)
 
 
@@ -100,9 +98,8 @@ class BatchSigmoidCrossEntropyLoss(_Loss):
 
     def add_ops(self, net: Any) -> None:
         inputs = [self.input_record.prediction(), self._as(net, "label", np.float32)]
-        self._finish(
-            net, net.SigmoidCrossEntropyWithLogits(inputs, net.NextScopedBlob("cross_entropy"))
-        )
+        losses = net.SigmoidCrossEntropyWithLogits(inputs, net.NextScopedBlob("cross_entropy"))
+        self._finish(net, losses)
 
 
 @registered

@@ -92,11 +92,9 @@ class ShuffleNetV2Builder:
     ) -> tuple[Any, int]:
         """Add a block that halves the images' sides; return its output and its channels."""
         half = dim_out // 2
-        right = (
-            self._depthwise(blob_in, f"{prefix}_right_conv_d", dim_in)
-            if self.detection
-            else blob_in
-        )
+        right = blob_in
+        if self.detection:
+            right = self._depthwise(blob_in, f"{prefix}_right_conv_d", dim_in)
         right = self._pointwise(right, f"{prefix}_right_conv_1", dim_in, dim_in)
         right = self._depthwise(right, f"{prefix}_right_dwconv", dim_in, stride=2, suffix="_nb")
         right = self._pointwise(right, f"{prefix}_right_conv_3", dim_in, half)
@@ -128,9 +126,8 @@ class ShuffleNetV2Builder:
         return self._normalized(blob, channels, suffix)
 
     def _pointwise(self, blob: Any, name: str, dim_in: int, dim_out: int) -> Any:
-        blob = self._normalized(
-            brew.conv(self.model, blob, name, dim_in, dim_out, kernel=1), dim_out
-        )
+        blob = brew.conv(self.model, blob, name, dim_in, dim_out, kernel=1)
+        blob = self._normalized(blob, dim_out)
         return brew.relu(self.model, blob, blob)
 
     def _normalized(self, blob: Any, channels: int, suffix: str = "_bn") -> Any:

@@ -57,9 +57,8 @@ def _squeeze(node: Node) -> None:
     if not axes:
         node.emit("Copy", node.inputs[:1])
         return
-    node.emit(
-        "Squeeze" if node.kind == "Squeeze" else "ExpandDims", node.inputs[:1], dims=sorted(axes)
-    )
+    kind = "Squeeze" if node.kind == "Squeeze" else "ExpandDims"
+    node.emit(kind, node.inputs[:1], dims=sorted(axes))
 
 
 @converts("Concat")
@@ -134,13 +133,8 @@ def _gather(node: Node) -> None:
 def _constant_of_shape(node: Node) -> None:
     value = node.get("value")
     array = np.zeros(1, np.float32) if value is None else onnx_module().numpy_helper.to_array(value)
-    names = {
-        "float32": "FLOAT",
-        "float64": "DOUBLE",
-        "int64": "INT64",
-        "int32": "INT32",
-        "bool": "BOOL",
-    }
+    names = {kind: kind.upper() for kind in ("int64", "int32", "bool")}
+    names |= {"float32": "FLOAT", "float64": "DOUBLE"}
     if str(array.dtype) not in names:
         raise NoForm(f"Caffe2 fills no tensors of type {array.dtype}")
     node.emit(
@@ -239,10 +233,8 @@ def _resize(node: Node) -> None:
     scales = _scales(node)
     if len(scales) != 4 or scales[0] != 1 or scales[1] != 1:
         raise NoForm("Caffe2 resizes height and width of images N x C x H x W only")
-    mode, how = (
-        node.get("mode", "nearest"),
-        node.get("coordinate_transformation_mode", "half_pixel"),
-    )
+    mode = node.get("mode", "nearest")
+    how = node.get("coordinate_transformation_mode", "half_pixel")
     if node.kind == "Upsample" or node.facts.version < 11:
         how = "asymmetric"
     whole = all(float(scale).is_integer() for scale in scales)
@@ -320,9 +312,9 @@ def _lrn(node: Node) -> None:
 
 @converts("Softmax", "LogSoftmax")
 def _softmax(node: Node) -> None:
-    outputs = (
-        node.outputs if node.kind == "Softmax" else [node.facts.fresh(f"{node.outputs[0]}/softmax")]
-    )
+    outputs = node.outputs
+    if node.kind != "Softmax":
+        outputs = [node.facts.fresh(f"{node.outputs[0]}/softmax")]
     axis = node.axis(-1 if node.facts.version >= 13 else 1)
     rank = len(node.shape()) if node.facts.version >= 13 and axis >= 0 else 0
     if axis < 0 or node.facts.version < 13 or axis == rank - 1:

@@ -68,9 +68,8 @@ class SgdOptimizer(Optimizer):
                     **settings,
                 )
             else:
-                net.MomentumSGDUpdate(
-                    [grad, buffer, rate, param], [grad, buffer, param], **settings
-                )
+                state = [grad, buffer, param]
+                net.MomentumSGDUpdate([grad, buffer, rate, param], state, **settings)
         elif sparse:
             net.ScatterWeightedSum([param, one, grad.indices, grad.values, rate], param)
         else:
@@ -153,10 +152,8 @@ class FP16SgdOptimizer(SgdOptimizer):
             "weight_decay": self.weight_decay,
         }
         if fp32_update:
-            update, buffer = (
-                net.FP32MomentumSGDUpdate,
-                self._state(param_init_net, param, "momentum"),
-            )
+            update = net.FP32MomentumSGDUpdate
+            buffer = self._state(param_init_net, param, "momentum")
         else:
             update = net.FP16MomentumSGDUpdate
             buffer = param_init_net.Float16ConstantFill(

@@ -99,9 +99,8 @@ class RNNCell:
             len(names),
             "The number of first states differs from the number of states of the cell",
         )
-        before = core.output_to_list(
-            step.net.AddScopedExternalInputs(*[f"{name}_prev" for name in names])
-        )
+        befores = [f"{name}_prev" for name in names]
+        before = core.output_to_list(step.net.AddScopedExternalInputs(*befores))
         states = self._apply(step, input_t, seq_lengths, before, timestep)
         for state in states:
             if state not in step.net.external_outputs:
@@ -290,9 +289,8 @@ class BasicRNNCell(_Gated):
         brew.sum(model, [gates, input_t], gates)
         kind = "Tanh" if self.activation == "tanh" else "Relu"
         # The gradient of the masks reads this value: the state after them is another blob.
-        hidden = getattr(model.net, kind)(
-            gates, "hidden_t" if seq_lengths is None else "hidden_t_active"
-        )
+        name = "hidden_t" if seq_lengths is None else "hidden_t_active"
+        hidden = getattr(model.net, kind)(gates, name)
         if seq_lengths is None:
             return (hidden,)
         step = model.net.CopyFromCPUInput(timestep, "timestep_gpu")

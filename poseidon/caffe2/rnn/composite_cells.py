@@ -254,9 +254,8 @@ class UnrolledCell(RNNCell):
         outputs: list[Any] = []
         for values in zip(*steps, strict=True):
             name = str(values[0]).replace("timestep_0/", "", 1)
-            every, _ = model.net.Concat(
-                list(values), [f"{name}_concat", f"{name}_concat_info"], axis=0
-            )
+            names = [f"{name}_concat", f"{name}_concat_info"]
+            every, _ = model.net.Concat(list(values), names, axis=0)
             outputs += [every, values[-1]]
         wanted = (
             [2 * self.cell.get_output_state_index()]

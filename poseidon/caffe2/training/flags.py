@@ -83,16 +83,8 @@ def flags() -> argparse.ArgumentParser:
     """Return the parser of the flags: the flags of Caffe2's trainers, then what was added."""
     parser = argparse.ArgumentParser(description="Train ResNet-50 on a database of images")
     data = parser.add_argument_group("data")
-    add_flag(
-        data,
-        "train_data",
-        "database to train on; null: random images",
-        required=True,
-        metavar="PATH",
-    )
-    add_flag(
-        data, "test_data", "database to test on after each epoch", default=None, metavar="PATH"
-    )
+    add_flag(data, "train_data", "database; null: random images", required=True, metavar="PATH")
+    add_flag(data, "test_data", "database to test each epoch on", default=None, metavar="PATH")
     add_flag(data, "db_type", "lmdb, leveldb or minidb", default="lmdb")
     add_flag(data, "num_channels", "3: color, 1: gray", type=int, default=3)
     add_flag(data, "image_size", "side of the images", type=int, default=227)
@@ -101,13 +93,8 @@ def flags() -> argparse.ArgumentParser:
         text = f"what is {what} for each channel"
         add_flag(data, f"image_{name}_per_channel", text, type=float, nargs="*", default=None)
     model = parser.add_argument_group("model")
-    add_flag(
-        model,
-        "model",
-        "resnext or shufflenet",
-        choices=("resnext", "shufflenet"),
-        default="resnext",
-    )
+    nets = ("resnext", "shufflenet")
+    add_flag(model, "model", "resnext or shufflenet", choices=nets, default="resnext")
     add_flag(model, "num_layers", "18, 34, 50, 101, 152 or 200", type=int, default=50)
     add_flag(model, "resnext_num_groups", "groups of the 3x3 convolutions", type=int, default=1)
     add_flag(model, "resnext_width_per_group", "their width", type=int, default=64)
@@ -124,24 +111,14 @@ def flags() -> argparse.ArgumentParser:
     add_flag(model, "cudnn_workspace_limit_mb", "memory of cuDNN", type=int, default=64)
     training = parser.add_argument_group("training")
     add_flag(training, "batch_size", "images of this machine in an iteration", type=int, default=32)
-    add_flag(
-        training,
-        "epoch_size",
-        "images of an epoch, all machines together",
-        type=int,
-        default=1500000,
-    )
+    add_flag(training, "epoch_size", "images of an epoch, in all", type=int, default=1500000)
     add_flag(training, "num_epochs", "epochs", type=int, default=1000)
-    add_flag(
-        training, "test_epoch_size", "images of a test (all of test_data)", type=int, default=None
-    )
+    add_flag(training, "test_epoch_size", "images of a test (all)", type=int, default=None)
     add_flag(training, "base_learning_rate", "for a batch of 256", type=float, default=0.1)
     add_flag(training, "weight_decay", "L2 regularization", type=float, default=1e-4)
     add_flag(training, "save_model_name", "of checkpoints", default="resnet50_model")
     add_flag(training, "load_model_path", "checkpoint to load", default=None, metavar="PATH")
-    add_flag(
-        training, "first_iter_timeout", "seconds of the first iteration", type=int, default=1200
-    )
+    add_flag(training, "first_iter_timeout", "seconds of iteration 1", type=int, default=1200)
     add_flag(training, "timeout", "seconds of each other", type=int, default=60)
     devices = parser.add_argument_group("devices")
     add_flag(devices, "gpus", "their numbers, with commas", default=None)

@@ -282,9 +282,8 @@ def sparse_to_dense_mask(
         dense[rows.numpy(), columns.numpy()] = values[found.numpy()]
     else:
         check_count("the default", default, values.shape[1:].numel())
-        dense = default.reshape(values.shape[1:]).repeat(
-            count, len(mask), *[1] * (values.dim() - 1)
-        )
+        ones = [1] * (values.dim() - 1)
+        dense = default.reshape(values.shape[1:]).repeat(count, len(mask), *ones)
         dense[rows, columns] = values[found]
     return (dense, present) if lengths is not None else (dense[0], present[0])
 

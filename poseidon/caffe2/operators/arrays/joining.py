@@ -294,9 +294,8 @@ def _dense(x: Any, ranges: Tensor, key: Tensor | None, width: int) -> Any:
             if isinstance(x, Tensor)
             else np.full((len(ranges), width), b"", object)
         )
-    rows = torch.where(whole, ranges[:, 0].long(), 0)[:, None] + torch.arange(
-        width, device=ranges.device
-    )
+    starts = torch.where(whole, ranges[:, 0].long(), 0)[:, None]
+    rows = starts + torch.arange(width, device=ranges.device)
     rows = rows.clamp(max=len(x) - 1)
     if key is not None:
         rows = rows.gather(1, key[rows].argsort(dim=1, stable=True))

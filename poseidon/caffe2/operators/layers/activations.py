@@ -91,9 +91,8 @@ def gelu(x: Tensor, *, fast_gelu: bool = False) -> Tensor:
 
 @operator("GeluGradient", expected="*S, *S")
 def gelu_gradient(dy: Tensor, x: Tensor, *, fast_gelu: bool = False) -> Tensor:
-    result: Tensor = torch.ops.aten.gelu_backward(
-        dy, x, approximate="tanh" if fast_gelu else "none"
-    )
+    way = "tanh" if fast_gelu else "none"
+    result: Tensor = torch.ops.aten.gelu_backward(dy, x, approximate=way)
     return result
 
 

@@ -130,10 +130,8 @@ class _Transposed:
         count = x.dim() - 2
         heads, tails = self.windows.paddings(count)
         kernel = self.windows.kernel_of(count, tuple(w.shape[2:]))
-        stride, adjustment = (
-            spread(self.windows.stride, count),
-            spread(self.windows.adjustment, count),
-        )
+        stride = spread(self.windows.stride, count)
+        adjustment = spread(self.windows.adjustment, count)
         dilation = spread(self.windows.dilation, count)
         if any(extra >= step for extra, step in zip(adjustment, stride, strict=True) if extra):
             raise ValueError(f"adj {list(adjustment)} is not below the stride {list(stride)}")

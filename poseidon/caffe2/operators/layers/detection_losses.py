@@ -33,9 +33,8 @@ class Smooth:
 
     def values(self, d: Tensor) -> Tensor:
         """Return the loss of each difference."""
-        return torch.where(
-            d.abs() < self.beta, d.square() / (2 * self.beta), d.abs() - self.beta / 2
-        )
+        square = d.square() / (2 * self.beta)
+        return torch.where(d.abs() < self.beta, square, d.abs() - self.beta / 2)
 
     def slopes(self, d: Tensor) -> Tensor:
         """Return the derivative of each."""

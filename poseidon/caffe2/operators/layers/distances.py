@@ -210,9 +210,8 @@ def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> 
         x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), strict=True
     ):
         differences, ordered = _differences(values, wanted)
-        losses.append(
-            (functional.softplus(differences) * ordered).sum() / ordered.sum().clamp(min=1)
-        )
+        pairs = ordered.sum().clamp(min=1)
+        losses.append((functional.softplus(differences) * ordered).sum() / pairs)
     return torch.stack(losses) if losses else x.new_zeros(0)
 
 
@@ -282,9 +281,8 @@ def _lambda_session(
 
 def _lambda_rule(maker: GradientMaker) -> None:
     sessions = [maker.I(2)] if len(maker.forward.input) > 2 else []
-    maker.op(
-        "LambdaRankNdcgGradient", [maker.I(0), *sessions, maker.O(1), maker.GO(0)], [maker.GI(0)]
-    )
+    inputs = [maker.I(0), *sessions, maker.O(1), maker.GO(0)]
+    maker.op("LambdaRankNdcgGradient", inputs, [maker.GI(0)])
 
 
 @operator("LambdaRankNdcg", gradient=_lambda_rule, expected="N, N, M")

@@ -20,12 +20,10 @@ def overlaps(box: Tensor, others: Tensor, one: float) -> Tensor:
         others: rows of the same.
         one: what is added to differences of corners: 1 where a box has x2 - x1 + 1 pixels.
     """
-    wide = (torch.minimum(box[2], others[:, 2]) - torch.maximum(box[0], others[:, 0]) + one).clamp(
-        min=0
-    )
-    high = (torch.minimum(box[3], others[:, 3]) - torch.maximum(box[1], others[:, 1]) + one).clamp(
-        min=0
-    )
+    wide = torch.minimum(box[2], others[:, 2]) - torch.maximum(box[0], others[:, 0]) + one
+    wide = wide.clamp(min=0)
+    high = torch.minimum(box[3], others[:, 3]) - torch.maximum(box[1], others[:, 1]) + one
+    high = high.clamp(min=0)
     area = (others[:, 2] - others[:, 0] + one) * (others[:, 3] - others[:, 1] + one)
     own = (box[2] - box[0] + one) * (box[3] - box[1] + one)
     return wide * high / (own + area - wide * high)
@@ -223,9 +221,8 @@ def generate_proposals(
         large = (sides >= max(min_size * scale, 1.0)).all(1)
         inside = (centres[:, 0] < wide) & (centres[:, 1] < high)
         boxes, chosen = boxes[large & inside], flat[best][large & inside]
-        kept = kept_boxes(
-            boxes, chosen, nms_thresh, one, post_nms_topN if post_nms_topN > 0 else -1
-        )
+        most = post_nms_topN if post_nms_topN > 0 else -1
+        kept = kept_boxes(boxes, chosen, nms_thresh, one, most)
         rows.append(torch.cat([boxes.new_full((len(kept), 1), image), boxes[kept]], 1))
         values.append(chosen[kept])
     return torch.cat(rows), torch.cat(values)

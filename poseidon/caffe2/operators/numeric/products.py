@@ -44,15 +44,12 @@ def _check_bias(b: Tensor, outputs: int) -> None:
 @operator("FC", gradient="FCGradient(I0, I1, GO0) -> GI1, GI2, GI0")
 def fc(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
     """Return x w^T + b: x is flattened from `axis` on, w from `axis_w` on (outputs first)."""
-    rows, weights = (
-        x.flatten(axis) if axis < x.dim() else x,
-        w.reshape(w.shape[:axis_w].numel(), -1),
-    )
+    rows = x.flatten(axis) if axis < x.dim() else x
+    weights = w.reshape(w.shape[:axis_w].numel(), -1)
     _check_columns(x, axis, weights.shape[1])
     _check_bias(b, weights.shape[0])
-    return (rows.reshape(-1, weights.shape[1]) @ weights.t() + b).reshape(
-        *x.shape[:axis], weights.shape[0]
-    )
+    y = rows.reshape(-1, weights.shape[1]) @ weights.t() + b
+    return y.reshape(*x.shape[:axis], weights.shape[0])
 
 
 @operator("FCGradient", outputs=(2, 3))
@@ -159,10 +156,8 @@ def batch_mat_mul(
 
 def _affine_rule(maker: GradientMaker) -> None:
     if maker.argument("is_learnable", 0):
-        inputs, outputs = (
-            [maker.GO(0), maker.I(0), maker.I(1)],
-            [maker.GI(0), maker.GI(1), maker.GI(2)],
-        )
+        inputs = [maker.GO(0), maker.I(0), maker.I(1)]
+        outputs = [maker.GI(0), maker.GI(1), maker.GI(2)]
     else:
         inputs, outputs = [maker.GO(0), maker.I(1)], [maker.GI(0)]
     maker.op("AffineChannelGradient", inputs, outputs)

@@ -172,11 +172,8 @@ def _add_padding_rule(maker: GradientMaker) -> None:
     inputs = _inputs_of_gradient(maker)
     maker.op("RemovePadding", inputs, [maker.GI(0)])
     if len(maker.forward.input) > 2:
-        maker.op(
-            "GatherPadding",
-            inputs,
-            [maker.GI(index) for index in range(2, len(maker.forward.input))],
-        )
+        outputs = [maker.GI(index) for index in range(2, len(maker.forward.input))]
+        maker.op("GatherPadding", inputs, outputs)
 
 
 @operator("AddPadding", gradient=_add_padding_rule, expected="N *S, M, *S, *S")

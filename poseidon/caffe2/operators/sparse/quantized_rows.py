@@ -253,9 +253,8 @@ def _register_low_bit_reductions(
 
     def pruned(x: Tensor, indices: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
         """Return the fused rows' sum or mean for the indices; pruned ones are 0."""
-        return pruned_weighted(
-            x, torch.ones_like(indices, dtype=torch.float32), indices, lengths, table
-        )
+        ones = torch.ones_like(indices, dtype=torch.float32)
+        return pruned_weighted(x, ones, indices, lengths, table)
 
     def pruned_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, table: Tensor

@@ -225,11 +225,8 @@ def _python_gradient(maker: GradientMaker) -> None:
     """Give the gradient function the inputs, the outputs and the gradients of the outputs."""
     of_outputs = maker.argument("grad_output_indices") or range(len(maker.forward.output))
     of_inputs = maker.argument("grad_input_indices") or range(len(maker.forward.input))
-    inputs = [
-        *maker.forward.input,
-        *maker.forward.output,
-        *(maker.GO(index) for index in of_outputs),
-    ]
+    given = (maker.GO(index) for index in of_outputs)
+    inputs = [*maker.forward.input, *maker.forward.output, *given]
     maker.op(f"{maker.forward.type}Gradient", inputs, [maker.GI(index) for index in of_inputs])
 
 

@@ -277,11 +277,8 @@ def receive_tensor(
     rank = src if sender is None else int(sender)
     number = tag if tag_ is None else int(tag_)
     received = world.receive(like, rank, number)
-    return (
-        received,
-        torch.tensor([rank], dtype=torch.int32),
-        torch.tensor([number], dtype=torch.int32),
-    )
+    ranks, tags = (torch.tensor([value], dtype=torch.int32) for value in (rank, number))
+    return received, ranks, tags
 
 
 def _has_a_gpu_each(tensors: Sequence[Tensor]) -> bool:

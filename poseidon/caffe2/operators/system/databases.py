@@ -209,11 +209,8 @@ class Load:
         self.paths = [_path(context, name, absolute_path) for name in dbs or ([db] if db else [])]
         self.add_prefix, self.strip_prefix = add_prefix, strip_prefix
         self.wanted = dict(zip(source_blob_names or outputs, outputs, strict=True))
-        self.load_all, self.allow_incomplete, self.keep_device = (
-            load_all,
-            allow_incomplete,
-            keep_device,
-        )
+        self.load_all, self.allow_incomplete = load_all, allow_incomplete
+        self.keep_device = keep_device
 
     def _target(self, key: str) -> str | None:
         """Return the blob that a database key is loaded into, None for an unwanted one."""

@@ -75,11 +75,8 @@ def _poly(a: Arguments) -> Policy:
 
 
 def _gate(a: Arguments) -> Policy:
-    first, second, count = (
-        a.real("multiplier_1", 1.0),
-        a.real("multiplier_2", 1.0),
-        a.whole("num_iter"),
-    )
+    first, second = a.real("multiplier_1", 1.0), a.real("multiplier_2", 1.0)
+    count = a.whole("num_iter")
     return lambda iteration: first if iteration < count else second
 
 

@@ -176,9 +176,9 @@ def sparse_adam(
     number = counted(iteration)
     for rows, positions in rounds(indices):
         part = given[positions]
-        squares = (
-            part * part if m2.shape == m1.shape else (part * part).reshape(len(part), -1).mean(1)
-        )
+        squares = part * part
+        if m2.shape != m1.shape:
+            squares = squares.reshape(len(part), -1).mean(1)
         m1[rows], m2[rows], step = rule.step(m1[rows], m2[rows], part, squares, number)
         if enableRAdam:
             step = rule.rectified(step, m1[rows], number)
@@ -214,9 +214,8 @@ def smart_decay_sparse_adam(
         late = old * beta1 * (1 - beta1 ** (passed - 1)) / (1 - beta1)
         m1[rows] = old * beta1**passed + (1 - beta1) * part
         m2[rows] = m2[rows] * beta2**passed + (1 - beta2) * part * part
-        w[rows] += (
-            lr * (m1[rows] + torch.where(passed > 1, late, 0)) / (m2[rows].sqrt() + rule.epsilon)
-        )
+        moved = m1[rows] + torch.where(passed > 1, late, 0)
+        w[rows] += lr * moved / (m2[rows].sqrt() + rule.epsilon)
         seen[rows] = now
     return w, m1, m2, seen
 
@@ -318,7 +317,6 @@ def sparse_lp_regularizer(
         raise ValueError(f"p must be 1 or 2, not {p}")
     rows = indices.reshape(-1).long().unique()
     old = param[rows]
-    param[rows] = (
-        old * (1 - reg_lambda) if p == 2 else old.sign() * (old.abs() - reg_lambda).clamp(min=0)
-    )
+    less = old.sign() * (old.abs() - reg_lambda).clamp(min=0)
+    param[rows] = old * (1 - reg_lambda) if p == 2 else less
     return param

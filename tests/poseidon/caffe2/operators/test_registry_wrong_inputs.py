@@ -95,5 +95,5 @@ def assert_one_sentence(name: str) -> None:
     if most < ANY:
         too_many = core.CreateOperator(name, ["x"] * (most + 1), outputs, **arguments)
         workspace.FeedBlob("x", np.zeros(1, "float32"))
-        with pytest.raises(RuntimeError, match=f"{most + 1} inputs, expected"):
+        with pytest.raises(RuntimeError, match=f"{most + 1} inputs are given"):
             workspace.RunOperatorOnce(too_many)
