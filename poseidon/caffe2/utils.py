@@ -51,7 +51,7 @@ def MakeArgument(key: str, value: Any) -> caffe2_pb2.Argument:
     elif isinstance(value, Message):
         argument.s = value.SerializeToString()
     elif not (isinstance(value, Iterable) and _extend(argument, list(value))):
-        raise ValueError(f"argument {key}={value} has the unknown type {type(value).__name__}")
+        raise ValueError(f"Unknown argument type: key={key} value={value} {type(value)}")
     return argument
 
 

@@ -87,7 +87,7 @@ def test_the_device_of_a_loaded_predictor(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     for more, message in (
         ({"inputs": ["x", "x"]}, "are not unique"),
-        ({"inputs": ["x", "y_w"]}, r"inputs of a predictor must be disjoint; both have \['y_w'\]"),
+        ({"inputs": ["x", "y_w"]}, r"inputs of a predictor must be disjoint: \['y_w'\]"),
         ({"outputs": ["y", "y_b"]}, "outputs of a predictor must be disjoint"),
     ):
         with pytest.raises(AssertionError, match=message):
