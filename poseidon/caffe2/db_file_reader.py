@@ -61,9 +61,9 @@ class DBFileReader(Reader):
             return from_column_list(field_names)
         with core.NameScope(self.name):
             prefix = scope.CurrentNameScope()
-        where = {"absolute_path": True, "db": self.db_path, "db_type": self.db_type}
-        how = {"load_all": True, "add_prefix": prefix}
-        workspace.RunOperatorOnce(core.CreateOperator("Load", [], [], **where, **how))
+        where: dict[str, Any] = {"absolute_path": True, "db": self.db_path, "db_type": self.db_type}
+        load = core.CreateOperator("Load", [], [], **where, load_all=True, add_prefix=prefix)
+        workspace.RunOperatorOnce(load)
         names = sorted(blob for blob in workspace.Blobs() if blob.startswith(prefix))
         return from_column_list([name.removeprefix(prefix) for name in names])
 

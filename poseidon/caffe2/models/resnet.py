@@ -65,9 +65,8 @@ class ResNetBuilder:
         return self.prev_blob
 
     def _convolve(self, blob: Any, name: str, before: int, after: int, **window: int) -> Any:
-        fill = ("MSRAFill", {})
-        window["no_bias"] = self.no_bias
-        return brew.conv(self.model, blob, name, before, after, weight_init=fill, **window)
+        settings = {"weight_init": ("MSRAFill", {}), **window, "no_bias": self.no_bias}
+        return brew.conv(self.model, blob, name, before, after, **settings)
 
     def add_relu(self) -> Any:
         """Add a ReLU in place."""

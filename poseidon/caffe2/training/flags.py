@@ -302,7 +302,7 @@ def _interface(args: argparse.Namespace) -> str:
 
 
 def _tcp_store(host: str, port: int, *, serve: bool) -> None:
-    where = {"host": host, "port": port, "prefix": "trainer", "serve": int(serve)}
+    where: dict[str, Any] = {"host": host, "port": port, "prefix": "trainer", "serve": int(serve)}
     workspace.RunOperatorOnce(core.CreateOperator("TCPStoreHandlerCreate", [], [STORE], **where))
 
 
