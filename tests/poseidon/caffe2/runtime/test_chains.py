@@ -159,7 +159,7 @@ def test_operators_that_follow_each_other_are_all_started_first(
 ) -> None:
     starting = {index for index, one in enumerate(operators) if one.type == "Allreduce"}  # type: ignore[attr-defined]
     letters = {Part.START: "S", Part.END: "E", Part.WHOLE: ""}
-    assert "".join(f"{letters[p]}{i}" for p, i in nodes(operators, starting)) == expected
+    assert " ".join(f"{letters[p]}{i}" for p, i in nodes(operators, starting)) == expected
 
 
 def test_starts_have_the_order_of_the_net_and_their_ends_are_waited_for() -> None:
