@@ -54,8 +54,7 @@ class PipedReaderBuilder(ReaderBuilder):
 
         Args:
             builder: makes the readers.
-            piper: called with `reader` and the arguments of `new_reader`; returns a reader, or what
-                has one.
+            piper: called with `reader` and `new_reader`'s arguments; returns a reader or its owner.
         """
         self._builder = builder
         self._piper = piper

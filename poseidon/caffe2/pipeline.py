@@ -94,8 +94,7 @@ def pipe(
         output: a writer, or what has one; by default a new queue, where there is anything to write.
         num_threads: the copies of the nets, each on a thread. With 0 there is no task: the reader,
             with the processor behind it, is returned.
-        processor: a function of a record that returns one (see `normalize_processor_output`), or a
-            net with input and output records.
+        processor: a function of a record that returns one, or a net with input and output records.
         name: of the task.
         capacity: of the new queue, in records.
         group: of the task, in place of the current one.

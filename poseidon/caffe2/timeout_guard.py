@@ -20,8 +20,7 @@ ABORT_S = 10.0
 def _end_process(reason: str) -> None:
     """Report where all threads are, interrupt the process, and abort it where that does not help.
 
-    A process that ignores SIGINT, as one that a shell started in the background does, is aborted at
-    once.
+    A process that ignores SIGINT, as one that a shell began in the background, is aborted at once.
     """
     log.error("%s PID: %d", reason, os.getpid())
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)

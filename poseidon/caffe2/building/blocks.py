@@ -151,8 +151,7 @@ class NetBuilder(context.Managed):
     ) -> core.Net | None:
         """Return one net of nets and of builders with control operators; None where there are none.
 
-        Its external outputs are those that exist outside: a blob that one child makes and the next
-        one changes is local.
+        Its external outputs exist outside: a blob between two children is local.
         """
         merged: core.Net | None = None
         for part in nets_or_builders:

@@ -160,8 +160,7 @@ class CollectivesConcurrencyControl:
 
         Args:
             name: what the names of the worlds begin with.
-            max_concurrent_context: the number of worlds, at most; NCCL has one, since its
-                operations need one order.
+            max_concurrent_context: the most worlds; NCCL has one, as its operations need one order.
             param_init_net: the net that makes them.
             rendezvous: see `Parallelize`.
         """

@@ -82,8 +82,7 @@ def Parallelize(
             and, where wanted, `interface` (the network interface or address that the other hosts
             reach).
         net_type: how the net runs: `dag` overlaps sums with the backward pass, `simple` does not.
-        broadcast_computed_params: whether all devices of a host get the running means of the first,
-            each iteration.
+        broadcast_computed_params: whether each iteration copies the first device's running means.
         optimize_gradient_memory: see `OptimizeGradientMemory`, which is to be preferred.
         dynamic_memory_management: whether blobs but `blobs_to_keep` are freed after use.
         blobs_to_keep: names without the scope of a device.

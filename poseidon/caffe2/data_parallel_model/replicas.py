@@ -53,8 +53,7 @@ def choose_devices(
 ) -> None:
     """Store the devices of a model in it, the prefix of their scopes and their type.
 
-    Without a GPU in this machine the replicas of `cpu=False` run on the CPU, under the names
-    `gpu_<device>/`; one warning says so.
+    Without a GPU the replicas of `cpu=False` run on the CPU as `gpu_<device>/`, with one warning.
 
     Args:
         model: a ModelHelper.

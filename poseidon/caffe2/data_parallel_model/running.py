@@ -255,8 +255,7 @@ def BatchSizesBySpeed(total: int, speeds: Sequence[float], multiple: int = 1) ->
         multiple: what each batch size is a multiple of: the number of devices of a shard.
 
     Raises:
-        ValueError: a speed is not above 0, or the total is not a multiple, or too small for one
-            multiple for each shard.
+        ValueError: a speed is not above 0, or the total is not a large enough multiple.
     """
     if not speeds or not all(math.isfinite(speed) and speed > 0 for speed in speeds):
         raise ValueError(f"speeds {list(speeds)}: expected a number above 0 for each shard")

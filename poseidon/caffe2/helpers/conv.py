@@ -133,8 +133,7 @@ def conv(
         blob_in, blob_out: input and output.
         dim_in, dim_out: channels.
         kernel: the size, or [height, width].
-        args: weight_init, bias_init: a filler and its arguments; WeightInitializer,
-            BiasInitializer; group.
+        args: weight_init, bias_init (fillers), WeightInitializer, BiasInitializer, group.
         kwargs: these by name, `no_bias`, `use_cudnn`, `order`, and arguments of the operator.
     """
     return _conv(model, False, blob_in, blob_out, dim_in, dim_out, kernel, *args, **kwargs)

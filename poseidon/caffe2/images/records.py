@@ -95,8 +95,7 @@ class Format:
             database: its database, for the message.
 
         Raises:
-            RuntimeError: the record has a different format; the message names database, key and
-                what was expected.
+            RuntimeError: the record has a different format: database, key, the expected one.
         """
         try:
             return self._from_datum(record.value) if self.datum else self._from_protos(record.value)

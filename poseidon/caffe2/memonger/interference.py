@@ -252,8 +252,7 @@ def optimize_interference(
     Args:
         net: a NetDef; it stays as it is.
         static_blobs: blobs that keep their names: inputs, parameters and what is fetched.
-        ordering_function: gives the order, `topological_sort_traversal` or
-            `topological_sort_traversal_longest_path`.
+        ordering_function: the order, e.g. `topological_sort_traversal_longest_path`.
         blob_sizes: bytes by name, for all blobs; see `collect_blob_sizes`.
         algo: how the blobs that share are found.
     """

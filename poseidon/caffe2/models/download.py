@@ -2,8 +2,7 @@
 
     python -m poseidon.caffe2.models.download --install squeezenet
 
-A model comes from `$CAFFE2_MODELS_URL/<model>`, by default the address of Caffe2's model zoo;
-`file:///...` is legal.
+A model comes from `$CAFFE2_MODELS_URL/<model>`, by default Caffe2's zoo; `file:///...` is legal.
 
 Law: a folder of a model has all its files, or is not there. A file must have its checksum in the
 `SHA256SUMS` beside it (as `sha256sum` writes it), where the server has that, and be a net.

@@ -242,8 +242,7 @@ def create_resnext(
         bn_epsilon, bn_momentum: of batch normalization.
 
     Returns:
-        the scores `last_out_L<num_labels>` with `no_loss`; softmax and loss with labels; else the
-        softmax.
+        the scores `last_out_L<num_labels>` with `no_loss`; with labels softmax and loss; softmax.
 
     Raises:
         AssertionError: there is no network of that many layers.

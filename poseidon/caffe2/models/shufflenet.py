@@ -33,8 +33,7 @@ class ShuffleNetV2Builder:
         output_channels: see `SCALE_CHANNELS`.
         stride_1_repeat_times, stride_2_repeat_times: blocks of each stage.
         is_test: whether batch normalization uses the running statistics.
-        detection: whether blocks begin with a further depthwise convolution, which sees more of the
-            image.
+        detection: whether blocks begin with a further depthwise convolution.
         use_bn: whether there is batch normalization.
     """
 

@@ -1,5 +1,4 @@
 """Caffe2's operators as functions over torch tensors, by family; `registry` is the contract.
 
-The registry imports every module of this package when it is first asked for an operator, so that a
-new family needs no other line.
+The registry imports all modules of this package at the first use: new families are found.
 """

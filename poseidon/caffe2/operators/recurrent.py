@@ -106,8 +106,7 @@ class StepWorkspaces:
 def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]]:
     """Return a step net in which windows of a state have the element that the step itself writes.
 
-    In Caffe2 such a window and the element share memory. Here an operator joins them, behind the
-    one that writes.
+    In Caffe2 such a window and the element share memory. Here an operator joins both.
 
     Args:
         net: the step net.

@@ -8,8 +8,7 @@
     def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
         return torch.where(y > 0, dy, alpha * dy)
 
-To add one: write the function in a module of a sub-package of this one (all modules
-are imported) and a test beside the others.
+To add one: write the function in a module of a sub-package, and a test beside the others.
 
 **The signature is the schema.**
 * Positional parameters are the inputs, in order. A default (`None`) makes an input optional; `*xs`
@@ -282,8 +281,7 @@ def operator(
 def _all_operators() -> dict[str, Operator]:
     """Return every operator by name; the first call imports the families.
 
-    They are imported here, and not with this package, because some of them import
-    the runtime, which imports this module.
+    They are imported here because some of them import the runtime, which imports this module.
     """
     with _import_of_families:
         if not _families:

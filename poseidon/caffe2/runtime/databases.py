@@ -1,7 +1,6 @@
 """Databases of records: minidb here, LMDB and LevelDB through `poseidon.caffe.data`.
 
-A minidb is one file: for each record the length of its key and of its value (32-bit,
-little-endian), key, value.
+A minidb is one file of records: lengths of key and value (32-bit, little-endian), key, value.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ class Net:
             workspace: a `runtime.Workspace` with the blobs that the net reads and does not make.
 
         Raises:
-            RuntimeError: the type of the net or an operator is unknown, or an operator is wrongly
-                used or reads a blob that does not exist.
+            RuntimeError: the net's or an operator's type is unknown, or its use is wrong.
         """
         if definition.type not in THREADED | SEQUENTIAL:
             known = ", ".join(sorted(THREADED | SEQUENTIAL - {""}))

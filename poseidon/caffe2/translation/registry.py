@@ -109,8 +109,7 @@ class TranslatorRegistry:
         Args:
             caffe_net: the definition, in any format that Caffe has had.
             pretrained_net: the trained model; its layers are found by name.
-            is_test: whether the net is for inference: without dropout, with the estimated
-                statistics of batch normalization.
+            is_test: whether the net is for inference: no dropout, batch normalization's estimates.
             net_state: phase, level and stages that select layers; by default the phase TEST.
             remove_legacy_pad: give poolings the padding that Caffe's rounding means for inputs of
                 this shape, in place of the argument `legacy_pad`.

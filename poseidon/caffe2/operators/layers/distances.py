@@ -303,8 +303,7 @@ def lambda_rank_ndcg(
         y: scores, a vector.
         r: relevances.
         lengths: the number of scores of each session; by default there is one session.
-        use_ndcg_as_loss: whether the loss is the ideal DCG less the DCG; else it is the loss of the
-            pairs, weighted by their change of the DCG.
+        use_ndcg_as_loss: whether the loss is ideal DCG less DCG; else the pairs', by change of DCG.
         use_idcg_normalization: whether both outputs are divided by the ideal DCG.
         use_exp_gain: whether the gain is 2^r where the DCG is the loss; else r.
     """

@@ -144,8 +144,7 @@ def create_common_world(
         size: the number of shards.
         rank: the number of this one.
         timeout_ms: longest time that the rendezvous and each operation of the world wait.
-        interface: the network interface, or address, that the other hosts reach; several names,
-            divided by commas, mean the first.
+        interface: the network interface or address that others reach; of several the first.
         status_blob: gets the sentence of a failure, in place of an error.
 
     Raises:

@@ -306,8 +306,7 @@ def create_db(
 class TensorProtosDBInput:
     """The next records of a reader, each a TensorProtos: one output for each of its tensors.
 
-    `batch_size` is the number of records, the first dimension of the outputs; 0 is one record
-    without that dimension.
+    `batch_size` is the number of records, the outputs' first dimension; 0 is one record without.
     """
 
     def __init__(self, *, context: Context, batch_size: int = 0) -> None:

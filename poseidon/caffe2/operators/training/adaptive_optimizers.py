@@ -97,8 +97,7 @@ def gftrl(
 ) -> tuple[Tensor, Tensor]:
     """Return parameter and sums of FTRL with a group penalty: a column is kept or zero.
 
-    `nz` holds the sums of squared and of adjusted gradients in its last dimension; a fourth input
-    takes the place of `alpha`.
+    `nz` holds sums of squared and adjusted gradients (last dimension); a fourth input is `alpha`.
     """
     speed: Any = rule.alpha if rate is None else rate.reshape(())
     n, z = nz.unbind(-1)
@@ -214,8 +213,7 @@ def _tuned(
 ) -> tuple[Tensor, Tensor]:
     """Return learning rate and momentum of the paper's single-step problem.
 
-    The root of the momentum solves a cubic equation (by Vieta's substitution), or is larger where
-    the range of curvatures asks for it.
+    The momentum's root solves a cubic equation (Vieta), or follows the range of curvatures.
     """
     ratio = (most / least).sqrt()
     p = (distance * least).square() / (2 * variance)

@@ -24,8 +24,7 @@ from poseidon.caffe2.operators.training.optimizers import (
 def rounds(indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Return pairs (rows, positions) such that the rows of a pair are distinct.
 
-    The k-th pair has the k-th occurrence of each index. Updates round by round give what a loop
-    over the indices gives.
+    The k-th pair has each index's k-th occurrence: rounds give what a loop over indices gives.
 
     Args:
         indices: the rows, of any shape; they are flattened.
@@ -56,8 +55,7 @@ def gradient_rows(gradient: Tensor, indices: Tensor, table: Tensor) -> Tensor:
     """Return the gradient with one row for each index, in the shape of the table's rows.
 
     Raises:
-        ValueError: its first dimensions differ from the shape of the indices, or its rows differ
-            in size from the table's.
+        ValueError: it has not the indices' first dimensions, or not rows of the table's size.
     """
     row, places = table.shape[1:], indices.dim()
     if gradient.shape[:places] != indices.shape or gradient.shape[places:].numel() != row.numel():
