@@ -242,7 +242,7 @@ def create_resnext(
         bn_epsilon, bn_momentum: of batch normalization.
 
     Returns:
-        the scores `last_out_L<num_labels>` with `no_loss`; with labels softmax and loss; softmax.
+        scores `last_out_L<num_labels>` with `no_loss`; with labels softmax and loss; else softmax.
 
     Raises:
         AssertionError: there is no network of that many layers.

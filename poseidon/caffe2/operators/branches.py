@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
@@ -99,7 +99,7 @@ def has_scope(stack: Any) -> Tensor:
     return torch.tensor(bool(stack))
 
 
-@operator("Do", blobs=True, inputs=(1, 1 << 30), outputs=(1, 1 << 30))
+@operator("Do", blobs=True, inputs=(1, ANY), outputs=(1, ANY))
 class Do:
     """Runs a net in its own workspace; the last input and output is the stack of these.
 
@@ -180,7 +180,7 @@ def _holds(condition: Blob) -> bool:
     return bool(value.item())
 
 
-@operator("If", "AsyncIf", blobs=True, inputs=(1, 1 << 30))
+@operator("If", "AsyncIf", blobs=True, inputs=(1, ANY))
 class If(_Branches):
     """Runs `then_net` where the first input is true, else `else_net`, if there is one."""
 
@@ -195,7 +195,7 @@ class If(_Branches):
             net.run()
 
 
-@operator("While", blobs=True, inputs=(1, 1 << 30))
+@operator("While", blobs=True, inputs=(1, ANY))
 class While(_Branches):
     """Runs `loop_net` while the first input is true; `cond_net` sets it before each iteration."""
 

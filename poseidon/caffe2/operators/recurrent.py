@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
@@ -149,11 +149,7 @@ def _recurrent_rule(maker: GradientMaker) -> None:
 
 
 @operator(
-    "RecurrentNetwork",
-    gradient=_recurrent_rule,
-    blobs=True,
-    inputs=(1, 1 << 30),
-    outputs=(2, 1 << 30),
+    "RecurrentNetwork", gradient=_recurrent_rule, blobs=True, inputs=(1, ANY), outputs=(2, ANY)
 )
 class RecurrentNetwork:
     """Runs a step net along the first dimension of its first input.
@@ -262,7 +258,7 @@ def _first_states(value: Tensor, sequence: Tensor) -> Tensor:
     return value if value.dim() == 3 else value.reshape(1, -1, value.shape[-1])
 
 
-@operator("RecurrentNetworkGradient", blobs=True, inputs=(3, 1 << 30), outputs=(1, 1 << 30))
+@operator("RecurrentNetworkGradient", blobs=True, inputs=(3, ANY), outputs=(1, ANY))
 class RecurrentNetworkGradient:
     """Runs the gradients of the steps in reverse order; the gradients of parameters are summed."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.arrays.gather import taken
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of
-from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operator
 from poseidon.errors import counted
 
 
@@ -70,7 +70,7 @@ def _split_rule(maker: GradientMaker) -> None:
         maker.op("Concat", given, [dx, f"_{dx}_dims"])
 
 
-@operator("Split", "DepthSplit", gradient=_split_rule, outputs=(1, 1 << 30), expected="?, M")
+@operator("Split", "DepthSplit", gradient=_split_rule, outputs=(1, ANY), expected="?, M")
 def split(
     x: Any,
     sizes: Tensor | None = None,
@@ -138,7 +138,7 @@ def split_by_lengths(
     return tuple(part.contiguous() for part in x.split(sizes, place))
 
 
-@operator("UnsafeCoalesce", inputs=(1, 1 << 30))
+@operator("UnsafeCoalesce", inputs=(1, ANY))
 def unsafe_coalesce(*xs: Tensor) -> tuple[Tensor, ...]:
     """Return all inputs as views of one buffer, and the buffer: feeding it changes them.
 

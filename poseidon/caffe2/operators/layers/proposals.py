@@ -9,7 +9,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.layers.regions import moved_boxes
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import ANY, Context, operator
 
 
 def overlaps(box: Tensor, others: Tensor, one: float) -> Tensor:
@@ -228,7 +228,7 @@ def generate_proposals(
     return torch.cat(rows), torch.cat(values)
 
 
-@operator("CollectAndDistributeFpnRpnProposals", inputs=(2, 1 << 30), outputs=(3, 1 << 30))
+@operator("CollectAndDistributeFpnRpnProposals", inputs=(2, ANY), outputs=(3, ANY))
 def collect_and_distribute(
     *parts: Tensor,
     roi_canonical_scale: int = 224,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.input_shapes import check_count
-from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, operator
 
 
 @operator("Histogram")
@@ -274,7 +274,7 @@ WIDER = 1.0001
 """The range of a histogram, as a multiple of the range of its values."""
 
 
-@operator("SelfBinningHistogram", inputs=(1, 1 << 30))
+@operator("SelfBinningHistogram", inputs=(1, ANY))
 def self_binning_histogram(
     *inputs: Tensor,
     num_bins: int,

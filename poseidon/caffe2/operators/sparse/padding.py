@@ -10,7 +10,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.arrays.gather import places, taken
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
@@ -254,7 +254,7 @@ def gather_padding(
     return (first, last) if context.outputs == 2 else (first + last,)
 
 
-@operator("PadEmptySamples", inputs=(1, 1 << 30), expected="M")
+@operator("PadEmptySamples", inputs=(1, ANY), expected="M")
 def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
     """Return lengths with 1 for 0, and features with a zero row (or empty string) for these."""
     padded = lengths.clamp(min=1)

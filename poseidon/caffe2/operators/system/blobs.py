@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, BlobProto, TensorProto
 from poseidon.caffe2.runtime.values import READERS, Blob, is_tensor, strings_of
 from poseidon.caffe2.runtime.views import BlobView, TensorView, WorkspaceView
 
 
-@operator("Free", blobs=True, inputs=(1, 1 << 30), outputs=(1, 1 << 30))
+@operator("Free", blobs=True, inputs=(1, ANY), outputs=(1, ANY))
 def free(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
     """Empty its outputs, which are its inputs, so that their memory is free."""
     for blob in outputs:

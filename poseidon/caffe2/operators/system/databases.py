@@ -12,7 +12,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from poseidon.caffe.data.datum import is_datum
-from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, SerializationOptions, TensorProtos
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import EnforceNotMet
@@ -120,7 +120,7 @@ class _Saving:
         databases.write_records(path, self.db_type, self._records(blobs))
 
 
-@operator("Save", "Snapshot", blobs=True, inputs=(1, 1 << 30), outputs=(0, 0))
+@operator("Save", "Snapshot", blobs=True, inputs=(1, ANY), outputs=(0, 0))
 class Save(_Saving):
     """Writes its inputs to a database.
 
@@ -135,7 +135,7 @@ class Save(_Saving):
         self.write(self.path, inputs)
 
 
-@operator("Checkpoint", blobs=True, inputs=(1, 1 << 30), outputs=(0, 0))
+@operator("Checkpoint", blobs=True, inputs=(1, ANY), outputs=(0, 0))
 class Checkpoint:
     """Saves its inputs whenever the first, an iteration counter, is a multiple of `every`.
 
@@ -302,7 +302,7 @@ def create_db(
     return reader
 
 
-@operator("TensorProtosDBInput", gradient=NO_GRADIENT, inputs=(1, 1), outputs=(1, 1 << 30))
+@operator("TensorProtosDBInput", gradient=NO_GRADIENT, inputs=(1, 1), outputs=(1, ANY))
 class TensorProtosDBInput:
     """The next records of a reader, each a TensorProtos: one output for each of its tensors.
 

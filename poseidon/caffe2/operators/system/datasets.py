@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.values import READERS, Blob, deserialize, serialize
@@ -236,7 +236,7 @@ def append(dataset: Any, new: Any) -> Any:
     return _join([dataset, new]) if len(dataset) else _copy(new)
 
 
-@operator("AtomicAppend", blobs=True, inputs=(3, 1 << 30), outputs=(1, 1 << 30))
+@operator("AtomicAppend", blobs=True, inputs=(3, ANY), outputs=(1, ANY))
 def atomic_append(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
     """Append rows to columns in one step: inputs are a mutex, the columns, and their rows."""
     if len(inputs) != 2 * len(outputs) + 1:
@@ -280,7 +280,7 @@ def concat_tensor_vector(vector: list[Tensor]) -> Tensor:
     return torch.cat(vector)
 
 
-@operator("CollectTensor", inputs=(2, 1 << 30))
+@operator("CollectTensor", inputs=(2, ANY))
 class CollectTensor:
     """Collects a tensor for each vector by reservoir sampling, all runs equally likely.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from poseidon.caffe2.images.records import Format, Labelled
 from poseidon.caffe2.images.transform import Array, Transform
-from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Consumer, Reader, Record
@@ -36,7 +36,7 @@ class _Batch:
     keys: list[bytes]
 
 
-@operator("ImageInput", gradient=NO_GRADIENT, inputs=(0, 1), outputs=(2, 1 << 30))
+@operator("ImageInput", gradient=NO_GRADIENT, inputs=(0, 1), outputs=(2, ANY))
 class ImageInput:
     """Reads records: float32 images (N, crop, crop, C), int32 or float32 labels (N), more.
 

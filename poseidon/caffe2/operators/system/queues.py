@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operator
 from poseidon.caffe2.runtime.dag import wait_for
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Reader
@@ -118,9 +118,7 @@ def create_blobs_queue(
     return BlobsQueue(capacity, num_blobs)
 
 
-@operator(
-    "EnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(1, 1 << 30)
-)
+@operator("EnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, ANY), outputs=(1, ANY))
 class EnqueueBlobs:
     """Appends the values of blobs to a queue (first input); waits for a place.
 
@@ -134,9 +132,7 @@ class EnqueueBlobs:
         _give(inputs[1:], outputs)
 
 
-@operator(
-    "SafeEnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(2, 1 << 30)
-)
+@operator("SafeEnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, ANY), outputs=(2, ANY))
 class SafeEnqueueBlobs:
     """Appends as `EnqueueBlobs`; the last output tells that a closed queue took nothing."""
 
@@ -147,7 +143,7 @@ class SafeEnqueueBlobs:
         outputs[-1].value = torch.tensor(not done)
 
 
-@operator("DequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, 1 << 30))
+@operator("DequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, ANY))
 class DequeueBlobs:
     """Takes the first entry of a queue; waits for one, `timeout_secs` at most (0: without limit).
 
@@ -166,7 +162,7 @@ class DequeueBlobs:
         _give([], outputs, entry)
 
 
-@operator("SafeDequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(2, 1 << 30))
+@operator("SafeDequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(2, ANY))
 class SafeDequeueBlobs:
     """Takes the first `num_records` entries of a queue, joined by their first dimension.
 
@@ -210,8 +206,8 @@ class CloseBlobsQueue:
     "WeightedSampleDequeueBlobs",
     gradient=NO_GRADIENT,
     blobs=True,
-    inputs=(1, 1 << 30),
-    outputs=(2, 1 << 30),
+    inputs=(1, ANY),
+    outputs=(2, ANY),
 )
 class WeightedSampleDequeueBlobs:
     """Takes an entry of one of several queues, drawn by weight.
@@ -338,7 +334,7 @@ def create_rebatching_queue(*, capacity: int = 1, num_blobs: int = 1) -> Any:
 
 
 @operator(
-    "EnqueueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(0, 0)
+    "EnqueueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(2, ANY), outputs=(0, 0)
 )
 class EnqueueRebatchingQueue:
     """Appends an example, or with `enqueue_batch` each row of a batch, to a queue.
@@ -361,7 +357,7 @@ class EnqueueRebatchingQueue:
 
 
 @operator(
-    "DequeueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, 1 << 30)
+    "DequeueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, ANY)
 )
 class DequeueRebatchingQueue:
     """Takes `num_elements` examples, stacked; fewer of a closed queue, an error if it is empty."""
