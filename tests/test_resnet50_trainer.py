@@ -202,7 +202,7 @@ def test_the_format_of_the_records_is_seen(trainer: Trainer, data: Path) -> None
         ([], {"db_type": "leveldb"}, 1, "The database "),
         ([], {"file_store_path": "no/folder"}, 2, "--file_store_path=no/folder"),
         ([], {"file_store_path": "/proc"}, 2, "--file_store_path=/proc"),
-        ([], {"num_labels": 1}, 1, "the label 1 is not one of the 1 classes"),
+        ([], {"num_labels": 1}, 1, "the label 1 is not one of 0 to 0"),
         ([], {"load_model_path": "nothing_3.mdl"}, 1, "Cannot open the minidb nothing_3.mdl"),
     ],
 )

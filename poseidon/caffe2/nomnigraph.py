@@ -137,7 +137,7 @@ class Graph:
             content = NeuralNetOperator(content.type)
             content.definition = definition
         if not isinstance(content, NeuralNetOperator | NeuralNetData):
-            raise TypeError(f"expected an Operator, a Data or an OperatorDef, not {content!r}")
+            raise TypeError(f"not an Operator, Data or OperatorDef: {type(content).__name__}")
         self.nodes.append(Node(content))
         return self.nodes[-1]
 

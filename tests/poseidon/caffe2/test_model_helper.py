@@ -16,7 +16,7 @@ def names(params: list[core.BlobReference]) -> list[str]:
 def test_an_initializer_is_no_name() -> None:
     with pytest.raises(
         TypeError,
-        match=r"^create_param: expected an Initializer .* found 'XavierFill'",
+        match=r"^create_param: expected an Initializer, found 'XavierFill'",
     ):
         ModelHelper(name="m").create_param("p", [2], "XavierFill")
 

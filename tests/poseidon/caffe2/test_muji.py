@@ -28,5 +28,5 @@ def test_each_gpu_has_the_same_sum(count: int, indices: list[int] | None) -> Non
 
 
 def test_one_blob_for_each_gpu() -> None:
-    with pytest.raises(ValueError, match="got 2 blobs and 1 GPUs; expected one blob a GPU"):
+    with pytest.raises(ValueError, match="got 2 blobs and 1 GPUs"):
         muji.Allreduce(core.Net("sums"), ["a", "b"], gpu_indices=[0])

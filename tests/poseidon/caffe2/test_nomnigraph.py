@@ -91,7 +91,7 @@ def test_what_is_no_graph_of_a_net() -> None:
     graph.createEdge(node, y)
     with pytest.raises(ValueError, match="y is made by Relu already"):
         graph.createEdge(graph.createNode(op), y)
-    with pytest.raises(TypeError, match="a node is an Operator, a Data or an OperatorDef, not int"):
+    with pytest.raises(TypeError, match="not an Operator, Data or OperatorDef: int"):
         graph.createNode(7)
     nn = NNModule()
     first = nn.createNode(op)

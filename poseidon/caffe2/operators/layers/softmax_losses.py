@@ -70,7 +70,7 @@ def _of_labels(logarithms: Tensor, labels: Tensor) -> Tensor:
         wrong = picked[(picked < 0) | (picked >= classes)]
         if not wrong.numel():
             raise
-        raise ValueError(f"the label {wrong[0]} is not one of the {classes} classes") from error
+        raise ValueError(f"the label {wrong[0]} is not one of 0 to {classes - 1}") from error
 
 
 @operator("SoftmaxWithLoss", gradient=_rule, outputs=(1, 3))

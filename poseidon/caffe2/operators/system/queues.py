@@ -73,7 +73,7 @@ class BlobsQueue:
 
 def _queue(blob: Blob) -> BlobsQueue:
     if not isinstance(blob.value, BlobsQueue):
-        raise EnforceNotMet("The first input is not a queue; CreateBlobsQueue makes one")
+        raise EnforceNotMet("The first input is not a queue, as CreateBlobsQueue makes")
     return blob.value
 
 
@@ -86,6 +86,14 @@ def _entry_of(queue: BlobsQueue, blobs: Sequence[Blob]) -> Entry:
     """Return the values of blobs; tensors are copied, since updates change them in place."""
     _check_width(queue, len(blobs))
     return [x.clone() if isinstance(x, torch.Tensor) else x for x in (blob.value for blob in blobs)]
+
+
+def _taken(queue: BlobsQueue, count: int) -> list[Entry]:
+    """Return so many entries; fewer if the queue is closed before."""
+    entries: list[Entry] = []
+    while len(entries) < count and (entry := queue.get()) is not None:
+        entries.append(entry)
+    return entries
 
 
 def _give(inputs: Sequence[Blob], outputs: Sequence[Blob], entry: Entry | None = None) -> None:
@@ -177,23 +185,18 @@ class SafeDequeueBlobs:
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         queue = _queue(inputs[0])
         _check_width(queue, len(outputs) - 1)
-        entries: list[Entry] = []
-        while len(entries) < self.count and (entry := queue.get()) is not None:
-            entries.append(entry)
+        entries = _taken(queue, self.count)
         outputs[-1].value = torch.tensor(not entries)
         if entries:
-            columns = zip(*entries, strict=True)
-            _give(
-                [],
-                outputs[:-1],
-                [column[0] if self.count == 1 else _joined(column) for column in columns],
-            )
+            one, columns = self.count == 1, zip(*entries, strict=True)
+            _give([], outputs[:-1], [part[0] if one else _joined(part) for part in columns])
 
 
 def _joined(values: Sequence[Any]) -> Any:
     return np.concatenate(values) if isinstance(values[0], np.ndarray) else torch.cat(list(values))
 
 
+@operator("CloseRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 0))
 @operator("CloseBlobsQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 1))
 class CloseBlobsQueue:
     """Closes a queue."""
@@ -321,12 +324,6 @@ def create_blobs_queue_db(
     return Reader("of a queue", "blobs_queue_db", cursor=cursor)
 
 
-def _rebatching(blob: Blob) -> BlobsQueue:
-    if not isinstance(blob.value, BlobsQueue):
-        raise EnforceNotMet("The first input is not a queue; CreateRebatchingQueue makes one")
-    return blob.value
-
-
 @operator("CreateRebatchingQueue", gradient=NO_GRADIENT)
 def create_rebatching_queue(*, capacity: int = 1, num_blobs: int = 1) -> Any:
     """Return a queue of single examples; `capacity` counts these."""
@@ -346,7 +343,7 @@ class EnqueueRebatchingQueue:
         self.batch = enqueue_batch
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        queue = _rebatching(inputs[0])
+        queue = _queue(inputs[0])
         entry = _entry_of(queue, inputs[1:])
         rows = {len(value) for value in entry} if self.batch else {1}
         if len(rows) != 1:
@@ -368,11 +365,9 @@ class DequeueRebatchingQueue:
         self.count = num_elements
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        queue = _rebatching(inputs[0])
+        queue = _queue(inputs[0])
         _check_width(queue, len(outputs))
-        entries: list[Entry] = []
-        while len(entries) < self.count and (entry := queue.get()) is not None:
-            entries.append(entry)
+        entries = _taken(queue, self.count)
         if not entries:
             raise EnforceNotMet("The queue is closed")
         _give([], outputs, [_stacked(column) for column in zip(*entries, strict=True)])
@@ -383,11 +378,3 @@ def _stacked(values: Sequence[Any]) -> Any:
         return torch.stack(list(values))
     found = strings_of(values)
     return found if isinstance(values[0], bytes) else np.stack(values)
-
-
-@operator("CloseRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 0))
-class CloseRebatchingQueue:
-    """Closes a queue."""
-
-    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        _rebatching(inputs[0]).close()
