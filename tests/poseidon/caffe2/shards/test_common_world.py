@@ -228,7 +228,7 @@ def test_a_run_id_that_was_used_before(tmp_path: Path) -> None:
 
 
 def test_ranks_are_below_the_size_and_the_same_in_all_worlds(tmp_path: Path) -> None:
-    with pytest.raises(CollectiveError, match="expected 0 to 1 for size 2"):
+    with pytest.raises(CollectiveError, match="rank 2 of 2 shards: expected 0 to 1"):
         CommonWorld(handler(tmp_path), "world", rank=2, size=2)
     with pytest.raises(CollectiveError, match="needs a store handler"):
         CommonWorld(None, "world", rank=0, size=2)

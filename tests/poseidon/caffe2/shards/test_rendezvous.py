@@ -106,7 +106,7 @@ def test_shards_that_expect_different_numbers(store: FolderStore) -> None:
 @pytest.mark.parametrize(("shard", "shards"), [(2, 2), (-1, 2)])
 def test_a_number_out_of_range(store: FolderStore, shard: int, shards: int) -> None:
     with pytest.raises(
-        UsageError, match=rf"^--shard_id={shard}: expected 0 to 1, for --num_shards=2$"
+        UsageError, match=rf"^--shard_id={shard}: expected 0 to 1 \(--num_shards\)$"
     ):
         come(store, shard, shards)
     assert list(store.folder.iterdir()) == []

@@ -100,7 +100,7 @@ def test_counters_count_everyone(open_store: Open) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="none, does not exist; all shards must share it"):
+    with pytest.raises(UsageError, match="none does not exist; all shards must share it"):
         FolderStore(tmp_path / "none")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file, is not a folder; all shards"):
@@ -118,7 +118,7 @@ def test_a_folder_that_goes_is_one_sentence(tmp_path: Path) -> None:
 def test_what_redis_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server(tmp_path, password="right") as server:
         with pytest.raises(
-            JobError, match=rf"^Redis at 127.0.0.1:{server.port} needs a password: give"
+            JobError, match=rf"^Redis at 127.0.0.1:{server.port} needs a password: set"
         ):
             RedisStore("127.0.0.1", server.port)
         with pytest.raises(JobError, match="refuses the password"):
