@@ -103,7 +103,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none does not exist; all shards must share it"):
         FolderStore(tmp_path / "none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file, is not a folder; all shards"):
+    with pytest.raises(UsageError, match="file is not a folder; all shards"):
         FolderStore(tmp_path / "file")
 
 
