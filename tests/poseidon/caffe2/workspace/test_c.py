@@ -107,7 +107,7 @@ def test_a_predictor() -> None:
         predictor.run([np.ones(2)] * 4)
     with pytest.raises(TypeError, match="run: expected a list of an array for each input"):
         predictor.run(np.ones((1, 2), dtype=np.float32))
-    with pytest.raises(RuntimeError, match="The net has no input X: expected x, w, b"):
+    with pytest.raises(RuntimeError, match="The net has no input X: only x, w, b"):
         predictor.run({"X": np.ones((1, 2), dtype=np.float32)})
     assert predictor.run([])[0].tolist() == [[5.0]]
     with pytest.raises(RuntimeError, match="Expected a net or the bytes of a NetDef"):
