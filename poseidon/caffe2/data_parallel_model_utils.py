@@ -35,8 +35,7 @@ def GetActivationBlobs(model: Any) -> list[str]:
 def ShiftActivationDevices(
     model: Any, activations: Collection[str], shifts: Mapping[int, int]
 ) -> None:
-    """Move the operators of activations, their gradients and parameters to other devices, and copy
-    between devices where operators need it.
+    """Move operators, gradients and parameters to other devices, with copies where needed.
 
     Args:
         model: a data-parallel model, before its nets are created.

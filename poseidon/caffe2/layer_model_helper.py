@@ -1,5 +1,4 @@
-"""Models of layers: each layer is described once, and nets that train, evaluate and predict are
-made of them (`layer_model_instantiator`).
+"""Models of layers: each is described once; nets are made by `layer_model_instantiator`.
 
     model = LayerModelHelper("m", schema.Struct(("x", schema.Scalar((np.float32, (4,))))),
                              schema.Struct(("label", schema.Scalar(np.float32))))

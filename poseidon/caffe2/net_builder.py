@@ -88,9 +88,7 @@ class Operations:
         NetBuilder.current().stop_if(blob)
 
     def loop(self, iters: Any = None, name: str | None = None) -> Loop:
-        """Return a block that is repeated: `iters` times, a number or a blob with one, or until
-        `stop` or `stop_if`.
-        """
+        """Return a block repeated `iters` times (a number, a blob), or until `stop`, `stop_if`."""
         return NetBuilder.current().add(Loop(iters, name=name))  # type: ignore[no-any-return]
 
     def stop_guard(self, has_stopped_blob: Any = None, name: str | None = None) -> StopGuard:

@@ -42,9 +42,7 @@ _DEPTH = 8
 
 
 def _callers() -> list[tuple[str, int, str]]:
-    """Return file, line and function of the calls that made an operator, which its failure shows;
-    the nearest outside this package first.
-    """
+    """Return file, line and function of an operator's callers, outside this package first."""
     frames: list[tuple[str, int, str]] = []
     frame = sys._getframe(1)
     while frame is not None and len(frames) < _DEPTH:

@@ -1,6 +1,4 @@
-"""Emitters of Caffe2's operators that give the same values another shape (joining, cutting,
-gathering, filling), and of those on rows.
-"""
+"""Emitters of operators that join, cut, gather or fill, and of those on rows."""
 
 from __future__ import annotations
 

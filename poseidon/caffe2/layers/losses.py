@@ -1,6 +1,4 @@
-"""Losses of a batch. Their input is a structure with a label, a prediction or logit, and where it
-has one a weight of each example.
-"""
+"""Losses of a batch of labels, predictions or logits, and weights if there are any."""
 
 from __future__ import annotations
 

@@ -138,9 +138,7 @@ def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]
 
 
 def _recurrent_rule(maker: GradientMaker) -> None:
-    """Give the gradient operator all inputs and outputs; it makes the gradients of the sequence,
-    the parameters and the first states.
-    """
+    """Give the gradient operator all inputs and outputs of sequence, parameters, first states."""
     forward = maker.forward
     given = [maker.GO(index) for index in maker.argument("outputs_with_grads") or [0]]
     wanted = [0, *(maker.argument("param") or []), *maker.argument("initial_recurrent_state_ids")]

@@ -1,6 +1,4 @@
-"""Workspaces, blobs and tensors as `workspace.C` and operators written in Python see them: objects over
-a workspace of the runtime.
-"""
+"""Workspaces, blobs and tensors for `workspace.C` and operators written in Python."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Convolution and its transpose, in any number of dimensions and both orders, and convolution whose
-filters differ from place to place.
-"""
+"""Convolution and its transpose in all dimensions and orders, and with filters by place."""
 
 from __future__ import annotations
 

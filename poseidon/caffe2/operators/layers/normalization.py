@@ -138,9 +138,7 @@ class SpatialBNGradient:
         ds: Tensor | None = None,
         db: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients; in a test `inverse` is the variance, with several batches ds and
-        db are their sums.
-        """
+        """Return the gradients; in a test `inverse` is the variance, of batches ds, db are sums."""
         if self.last:
             x, dy = channels_second(x), channels_second(dy)
         if x.numel() == 0:

@@ -132,8 +132,7 @@ class PSRoIPool(_Sensitive):
     """The mean of each part of each region, in channels of its own (R-FCN, Dai et al., 2016)."""
 
     def __call__(self, x: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means (regions, output_dim, group_size, group_size), 0 for an empty part, and
-        the channel of each, int32.
+        """Return means (regions, output_dim, group_size, group_size), 0 if empty; channels, int32.
 
         Args:
             x: images, N x (output_dim group_size^2) x H x W.

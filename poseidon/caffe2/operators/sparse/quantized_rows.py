@@ -2,16 +2,15 @@
 
 A fused row has scale and bias behind its numbers, as bytes; else a tensor (rows, 2) has them.
 
-Rows of 2-bit and 4-bit numbers with a scale and a bias each, and sums over unpruned rows.
-
-A fused row has several numbers in a byte, the first in the lowest bits, and behind them its scale
-and bias as 16-bit floats. The largest and the least value of a row give both; the engine GREEDY of
-Caffe2 makes no difference here.
+A fused row of 2 or 4 bits has several numbers in a byte, the first in the lowest bits, then scale
+and bias as 16-bit floats. The largest and the least value of a row give both; Caffe2's engine
+GREEDY makes no difference. Pruned rows are left out of sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from torch import Tensor
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
 
+constant = partial(operator, gradient=NO_GRADIENT)
+"""Registers an operator through which no gradient flows."""
 SMALLEST_RANGE = 1e-8
 """What is added to the range of a row, so that a row of equal values has a scale."""
 
@@ -59,35 +60,27 @@ def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
         return _restored(*_split(fused, pairs_type))
 
     def restore_half(fused: Tensor) -> Tensor:
-        """Return the values of fused rows: as 16-bit numbers, but for those whose pairs are
-        16-bit, as in Caffe2.
-        """
+        """Return fused rows' values as 16-bit numbers; not of 16-bit pairs, as in Caffe2."""
         return restore(fused) if pairs_type == torch.float16 else restore(fused).half()
 
     for source in ("Float", "HalfFloat"):
-        operator(
-            f"{source}ToFused8BitRowwiseQuantized{suffix}", gradient=NO_GRADIENT, expected="N D"
-        )(quantize)
-    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat", gradient=NO_GRADIENT, expected="N D")(
-        restore
-    )
-    operator(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat", gradient=NO_GRADIENT, expected="N D")(
-        restore_half
-    )
+        constant(f"{source}ToFused8BitRowwiseQuantized{suffix}", expected="N D")(quantize)
+    constant(f"Fused8BitRowwiseQuantized{suffix}ToFloat", expected="N D")(restore)
+    constant(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat", expected="N D")(restore_half)
 
 
 _register_fused("", torch.float32)
 _register_fused("HalfScaleBias", torch.float16)
 
 
-@operator("FloatToRowwiseQuantized8Bits", gradient=NO_GRADIENT, expected="N D *")
+@constant("FloatToRowwiseQuantized8Bits", expected="N D *")
 def float_to_rowwise_quantized_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return 8-bit numbers, and the scale and bias of each row."""
     numbers, pairs = _quantized(x.flatten(1))
     return numbers.reshape(x.shape), pairs
 
 
-@operator("Rowwise8BitQuantizedToFloat", gradient=NO_GRADIENT, expected="N D *, N 2")
+@constant("Rowwise8BitQuantizedToFloat", expected="N D *, N 2")
 def rowwise_8_bit_quantized_to_float(numbers: Tensor, pairs: Tensor) -> Tensor:
     """Return the values of 8-bit numbers with the scale and bias of each row."""
     return _restored(numbers.flatten(1), pairs).reshape(numbers.shape)
@@ -108,28 +101,20 @@ def reduced_rows(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bo
 
 
 def _register_reductions(kind: str, mean: bool) -> None:
-    @operator(f"SparseLengths{kind}Fused8BitRowwise", gradient=NO_GRADIENT, expected="N D, I, M")
+    @constant(f"SparseLengths{kind}Fused8BitRowwise", expected="N D, I, M")
     def fused(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
 
-    @operator(
-        f"SparseLengthsWeighted{kind}Fused8BitRowwise",
-        gradient=NO_GRADIENT,
-        expected="N D, I, I, M",
-    )
+    @constant(f"SparseLengthsWeighted{kind}Fused8BitRowwise", expected="N D, I, I, M")
     def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
 
-    @operator(f"SparseLengths{kind}8BitsRowwise", gradient=NO_GRADIENT, expected="N D, I, M, N 2")
+    @constant(f"SparseLengths{kind}8BitsRowwise", expected="N D, I, M, N 2")
     def by_pairs(x: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor) -> Tensor:
         rows = indices.long()
         return reduced_rows(_restored(x[rows], pairs[rows]), None, lengths, mean)
 
-    @operator(
-        f"SparseLengthsWeighted{kind}8BitsRowwise",
-        gradient=NO_GRADIENT,
-        expected="N D, I, I, M, N 2",
-    )
+    @constant(f"SparseLengthsWeighted{kind}8BitsRowwise", expected="N D, I, I, M, N 2")
     def by_pairs_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor
     ) -> Tensor:
@@ -180,13 +165,7 @@ def _left(kept: Tensor, lengths: Tensor) -> Tensor:
     return ids_of(lengths)[kept]
 
 
-@operator(
-    "SparseLengthsSumSparseLookup",
-    gradient=NO_GRADIENT,
-    inputs=(3, 4),
-    outputs=(2, 3),
-    expected="I, M, T, I",
-)
+@constant("SparseLengthsSumSparseLookup", inputs=(3, 4), outputs=(2, 3), expected="I, M, T, I")
 def sparse_lengths_sum_sparse_lookup(
     indices: Tensor, lengths: Tensor, table: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, ...]:
@@ -235,7 +214,7 @@ def _register(bits: int) -> None:
         f"Fused{bits}BitRowwiseQuantizedToHalf": restore_half,
     }
     for name, form in forms.items() if bits < 8 else ():
-        operator(name, gradient=NO_GRADIENT, expected="N D")(form)
+        constant(name, expected="N D")(form)
     for kind in ("Sum", "Mean"):
         _register_low_bit_reductions(bits, kind, gathered)
 
@@ -267,22 +246,14 @@ def _register_low_bit_reductions(
         return total / lengths.clamp(min=1)[:, None] if mean else total
 
     if bits < 8:
-        operator(
-            f"SparseLengths{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT, expected="N D, I, M"
-        )(plain)
-        operator(
-            f"SparseLengthsWeighted{kind}Fused{bits}BitRowwise",
-            gradient=NO_GRADIENT,
-            expected="N D, I, I, M",
-        )(weighted)
-    operator(
-        f"SparseLengths{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT, expected="N D, I, M, T"
-    )(pruned)
-    operator(
-        f"SparseLengthsWeighted{kind}{bits}BitRowwiseSparse",
-        gradient=NO_GRADIENT,
-        expected="N D, I, I, M, T",
-    )(pruned_weighted)
+        constant(f"SparseLengths{kind}Fused{bits}BitRowwise", expected="N D, I, M")(plain)
+        constant(f"SparseLengthsWeighted{kind}Fused{bits}BitRowwise", expected="N D, I, I, M")(
+            weighted
+        )
+    constant(f"SparseLengths{kind}{bits}BitRowwiseSparse", expected="N D, I, M, T")(pruned)
+    constant(f"SparseLengthsWeighted{kind}{bits}BitRowwiseSparse", expected="N D, I, I, M, T")(
+        pruned_weighted
+    )
 
 
 for _bits in (2, 4, 8):

@@ -1,6 +1,4 @@
-"""Collective operators between shards (common worlds), and between the devices of one process
-(NCCL), and the stores by which shards meet.
-"""
+"""Collectives between shards (common worlds) and devices (NCCL), and stores to meet in."""
 
 from __future__ import annotations
 
