@@ -41,21 +41,14 @@ def test_rows_of_any_number_become_batches() -> None:
 
 def test_another_dimension_has_the_rows() -> None:
     net = core.Net("columns")
-    fetched = [
-        np.zeros((3, 4, 2), np.float32),
-        np.zeros((3, 4), np.float32),
-        np.zeros(4, np.float32),
-    ]
+    fetched = [np.zeros(shape, np.float32) for shape in [(3, 4, 2), (3, 4), (4,)]]
     coordinator = data_workers.init_data_input_workers(
         net, ["a", "b", "c"], lambda *_: fetched, 6, 1, batch_columns=[1, 1, 0]
     )
     coordinator.start()
     workspace.RunNetOnce(net)
-    assert [value.shape for value in workspace.FetchBlobs(["a", "b", "c"])] == [
-        (3, 6, 2),
-        (3, 6),
-        (6,),
-    ]
+    shapes = [value.shape for value in workspace.FetchBlobs(["a", "b", "c"])]
+    assert shapes == [(3, 6, 2), (3, 6), (6,)]
 
 
 def test_a_full_queue_does_not_hinder_the_end() -> None:

@@ -340,7 +340,5 @@ def test_metrics_are_in_the_output_of_evaluation() -> None:
     model.add_metric_field("score", model.ReduceMean(logit, 1, axes=[0]))
     with pytest.raises(AssertionError, match="there is a metric score already"):
         model.add_metric_field("score", logit)
-    assert instantiator.generate_eval_net(model).output_record().field_names() == [
-        "probability",
-        "score",
-    ]
+    record = instantiator.generate_eval_net(model).output_record()
+    assert record.field_names() == ["probability", "score"]

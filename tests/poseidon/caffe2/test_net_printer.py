@@ -138,10 +138,8 @@ def test_a_net_that_prints_its_operators(capsys: pytest.CaptureFixture[str]) -> 
     workspace.RunNetOnce(made)
     assert fetch("z") == -6
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[2] for line in lines] == [
-        "y = Negative(x)",
-        "z = Scale(y, scale=2.0)",
-    ]
+    said = [line.partition(": ")[2] for line in lines]
+    assert said == ["y = Negative(x)", "z = Scale(y, scale=2.0)"]
 
 
 def test_a_scope_that_all_blobs_share_is_written_once() -> None:

@@ -193,10 +193,8 @@ def test_the_last_checkpoint_is_uploaded(tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     manager = MultiNodeCheckpointManager(str(tmp_path), "minidb")
     JobRunner(job, manager, upload_task_group_builder=Upload(tmp_path / "up")).train(new_session())
-    assert sorted(path.name for path in (tmp_path / "up").iterdir()) == [
-        "trainer_0.3",
-        "trainer_1.3",
-    ]
+    names = [path.name for path in (tmp_path / "up").iterdir()]
+    assert sorted(names) == ["trainer_0.3", "trainer_1.3"]
 
 
 class Metadata:

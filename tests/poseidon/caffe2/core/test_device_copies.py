@@ -37,9 +37,8 @@ def test_a_blob_that_is_overwritten_is_copied_again() -> None:
 
 
 def test_copies_of_an_earlier_net_are_inputs_of_a_later_one() -> None:
-    (_, second), _ = core.InjectDeviceCopiesAmongNets(
-        [net_of(("x", "a", True)), net_of(("x", "b", True))]
-    )
+    nets = [net_of(("x", "a", True)), net_of(("x", "b", True))]
+    (_, second), _ = core.InjectDeviceCopiesAmongNets(nets)
     assert lines(second) == ["Relu x_gpu_1 b"]
     assert "x_gpu_1" in second.external_inputs
 

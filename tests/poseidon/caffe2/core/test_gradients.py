@@ -38,9 +38,8 @@ def kinds() -> Iterator[None]:
                     f"{kind}Gradient", blobs, [BlobReference(part) for part in parts]
                 )
                 return made, [GradientSlice(*parts)]
-            return CreateOperator(
-                f"{kind}Gradient", blobs, [BlobReference(name) for name in names]
-            ), names
+            references = [BlobReference(name) for name in names]
+            return CreateOperator(f"{kind}Gradient", blobs, references), names
 
         GradientRegistry.RegisterGradient(kind)(gradient)
 
@@ -96,10 +95,8 @@ def test_versions_of_a_blob_have_gradients_of_their_own() -> None:
         [("Plain", "x", "x"), ("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")],
         {"y": "dy"},
     )
-    assert lines[-2:] == [
-        "Sum(x_grad _x_grad_autosplit_0) -> x_grad",
-        "PlainGradient(x_grad) -> x_grad",
-    ]
+    sums = "Sum(x_grad _x_grad_autosplit_0) -> x_grad"
+    assert lines[-2:] == [sums, "PlainGradient(x_grad) -> x_grad"]
 
 
 def test_sparse_gradients_are_concatenated() -> None:

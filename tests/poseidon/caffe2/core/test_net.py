@@ -48,11 +48,8 @@ def test_anonymous_outputs_have_names_of_their_own() -> None:
 def test_blobs_that_no_net_has() -> None:
     net = core.Net("next")
     with core.NameScope("s"):
-        assert [str(net.NextScopedBlob("b")) for _ in range(3)] == [
-            "s/b",
-            "s/b_auto_0",
-            "s/b_auto_1",
-        ]
+        names = [str(net.NextScopedBlob("b")) for _ in range(3)]
+        assert names == ["s/b", "s/b_auto_0", "s/b_auto_1"]
     net.Relu("x", "y")
     assert str(net.NextBlob("y")) == "y_auto_0"
     assert [net.NextName(), net.NextName()] == ["next_blob_0", "next_blob_1"]

@@ -24,12 +24,8 @@ def test_each_blob_joins_the_one_of_its_size() -> None:
     found = memonger.compute_assignments_greedy(RANGES, None)
     assert found == [[RANGES[0], RANGES[3]], [RANGES[1], RANGES[2]]]
     assert memonger.get_memory_usage(found) == 11
-    assert memonger.compute_blob_assignments(found) == {
-        "b1": "b4",
-        "b4": "b4",
-        "b2": "b3",
-        "b3": "b3",
-    }
+    shared = {"b1": "b4", "b4": "b4", "b2": "b3", "b3": "b3"}
+    assert memonger.compute_blob_assignments(found) == shared
 
 
 def test_the_search_finds_the_least() -> None:

@@ -60,11 +60,8 @@ def test_arguments_are_converted_and_unknown_ones_ignored() -> None:
     definition = CreateOperator(
         "ExampleForTests", "x", "y", size=3, min=1, names=["a", "b"], order="NCHW"
     )
-    assert find("ExampleForTests").arguments(definition) == {
-        "size": 3,
-        "min_": 1.0,
-        "names": ["a", "b"],
-    }
+    wanted = {"size": 3, "min_": 1.0, "names": ["a", "b"]}
+    assert find("ExampleForTests").arguments(definition) == wanted
 
 
 @pytest.mark.usefixtures("example")

@@ -177,23 +177,10 @@ def test_an_empty_vector_gives_zeros() -> None:
 
 
 def test_too_many_empty_ranges_are_refused() -> None:
-    run(
-        "GatherRangesToDense",
-        [V, RANGES],
-        2,
-        lengths=[2, 1],
-        min_observation=2,
-        max_empty_ratio=0.5,
-    )
+    limits = {"lengths": [2, 1], "min_observation": 2}
+    run("GatherRangesToDense", [V, RANGES], 2, **limits, max_empty_ratio=0.5)
     with pytest.raises(RuntimeError, match="1 of 2 ranges of the output 0 are empty"):
-        run(
-            "GatherRangesToDense",
-            [V, RANGES],
-            2,
-            lengths=[2, 1],
-            min_observation=2,
-            max_empty_ratio=0.4,
-        )
+        run("GatherRangesToDense", [V, RANGES], 2, **limits, max_empty_ratio=0.4)
 
 
 def test_too_many_ranges_of_another_length_are_refused() -> None:

@@ -48,12 +48,8 @@ def test_the_loss_is_that_of_the_path() -> None:
 
 def test_a_label_outside_the_tree_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"no path for the labels \[9\]"):
-        run(
-            "HSoftmax",
-            [X[:1], W, B, np.array([9], "i4")],
-            2,
-            hierarchy=HIERARCHY.SerializeToString(),
-        )
+        inputs = [X[:1], W, B, np.array([9], "i4")]
+        run("HSoftmax", inputs, 2, hierarchy=HIERARCHY.SerializeToString())
 
 
 def test_the_search_finds_the_likeliest() -> None:
@@ -83,10 +79,6 @@ def test_rare_words_are_deep_in_a_huffman_tree() -> None:
     labels = np.repeat(np.arange(4), [1, 2, 4, 8])
     (text,) = run("HuffmanTreeHierarchy", [labels], num_classes=4)
     hierarchy = hsm_util.create_hierarchy(TreeProto.FromString(text[0]))
-    assert {path.word_id: len(path.path_nodes) for path in hierarchy.paths} == {
-        0: 3,
-        1: 3,
-        2: 2,
-        3: 1,
-    }
+    found = {path.word_id: len(path.path_nodes) for path in hierarchy.paths}
+    assert found == {0: 3, 1: 3, 2: 2, 3: 1}
     assert hierarchy.size == 6

@@ -99,11 +99,8 @@ def test_an_integral_image_has_sums() -> None:
 
 
 def test_channels_are_normalized_by_given_numbers() -> None:
-    x, mean, deviation = (
-        numbers(2, 3, 4, 5),
-        numbers(1, 3, seed=1),
-        np.array([[0.5, 2.0, 4.0]], "f4"),
-    )
+    x, mean = numbers(2, 3, 4, 5), numbers(1, 3, seed=1)
+    deviation = np.array([[0.5, 2.0, 4.0]], "f4")
     (y,) = run("NormalizePlanarYUV", [x, mean, deviation])
     np.testing.assert_allclose(
         y, (x - mean.reshape(1, 3, 1, 1)) / deviation.reshape(1, 3, 1, 1), rtol=1e-6

@@ -55,10 +55,8 @@ def test_the_best_boxes_of_each_class(most: int, background: int) -> None:
     sizes = np.array([12, 8], "f4")
     boxes = WIDE if background else WIDE[:, 4:]
     settings = {"score_thresh": 0.3, "nms": 0.2, "detections_per_im": most}
-    settings |= {
-        "input_boxes_include_bg_cls": background,
-        "output_classes_include_bg_cls": background,
-    }
+    settings["input_boxes_include_bg_cls"] = background
+    settings["output_classes_include_bg_cls"] = background
     # Where the boxes have no background, the scores have theirs in the last column, as in Caffe2.
     scores = SCORES if background else np.roll(SCORES, -1, axis=1)
     found = run("BoxWithNMSLimit", [scores, boxes, sizes], 6, **settings)

@@ -81,10 +81,8 @@ def test_sums_and_means_of_rows(mean: bool) -> None:
 
 
 X_OF_LOW_BIT_ROWS = numbers(5, 8)
-INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS = (
-    np.array([4, 0, 2, 2, 1]),
-    np.array([2, 0, 3], "i4"),
-)
+INDICES_OF_LOW_BIT_ROWS = np.array([4, 0, 2, 2, 1])
+LENGTHS_OF_LOW_BIT_ROWS = np.array([2, 0, 3], "i4")
 WEIGHTS_OF_LOW_BIT_ROWS = np.array([1, 2, 0.5, -1, 3], "f4")
 
 

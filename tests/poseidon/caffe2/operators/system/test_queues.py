@@ -95,12 +95,8 @@ def test_queues_are_drawn_by_weight() -> None:
         call("EnqueueBlobs", [name, "x", "x"], ["x", "x"])
     arguments = {"weights": [1e-9, 1.0], "table_idx_blob": 1}
     for _ in range(3):
-        call(
-            "WeightedSampleDequeueBlobs",
-            ["queue", "second"],
-            ["a", "number", "status"],
-            **arguments,
-        )
+        outputs = ["a", "number", "status"]
+        call("WeightedSampleDequeueBlobs", ["queue", "second"], outputs, **arguments)
         assert workspace.FetchBlobs(["number", "status"]) == [[1], False]
     call("CloseBlobsQueue", ["second"], [])
     call("WeightedSampleDequeueBlobs", ["queue", "second"], ["a", "number", "status"], **arguments)

@@ -33,10 +33,8 @@ def test_strings(kind: str, arguments: dict[str, Any], expected: list[Any]) -> N
 
 
 def test_numbers_are_joined() -> None:
-    assert run("StringJoin", [np.array([[1, 2.5], [3, 4]], "f4")])[0].tolist() == [
-        b"1,2.5,",
-        b"3,4,",
-    ]
+    (joined,) = run("StringJoin", [np.array([[1, 2.5], [3, 4]], "f4")])
+    assert joined.tolist() == [b"1,2.5,", b"3,4,"]
 
 
 def test_print(capsys: pytest.CaptureFixture[str]) -> None:

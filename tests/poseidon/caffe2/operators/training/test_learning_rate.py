@@ -11,11 +11,8 @@ import pytest
 from poseidon.caffe2 import core, workspace
 from tests.support.caffe2_operators import run
 
-WARMUP = {
-    "start_warmup_multiplier": 0.2,
-    "constant_warmup_num_iter": 4,
-    "linear_warmup_num_iter": 8,
-}
+WARMUP = {"start_warmup_multiplier": 0.2, "constant_warmup_num_iter": 4}
+WARMUP["linear_warmup_num_iter"] = 8
 CASES: list[tuple[str, dict[str, Any], dict[int, float]]] = [
     ("fixed", {}, {1: 1, 100: 1}),
     ("step", {"gamma": 0.1, "stepsize": 3}, {2: 1, 3: 0.1, 6: 0.01}),
