@@ -45,15 +45,12 @@ class DBFileReader(Reader):
         assert db_type in known, f"db_type [{db_type}] is not available; choose one of {known}."
         self.db_path = str(expanded(db_path))
         self.db_type = db_type
-        self.name = name or f"{self._extract_db_name_from_db_path()}_{self.default_name_suffix}"
+        self.name = name or f"{Path(db_path).name.rsplit('.', 1)[0]}_{self.default_name_suffix}"
         self.batch_size = batch_size
         self.loop_over = loop_over
         super().__init__(self._init_reader_schema(field_names))
         self.ds = Dataset(self._schema, f"{self.name}_dataset")
         self.ds_reader: Any = None
-
-    def _extract_db_name_from_db_path(self) -> str:
-        return Path(self.db_path).name.rsplit(".", 1)[0]
 
     def _init_reader_schema(self, field_names: list[str] | None = None) -> Any:
         """Return the schema of given columns, or of the blobs of the database, which are loaded."""

@@ -19,10 +19,6 @@ IGNORED_PREFIXES = ("distributed_ctx_init",)
 """Blobs that come from outside a job."""
 
 
-def _net_name(net: Any) -> str:
-    return str(core.get_net_name(net))
-
-
 def _named_nets(container: Any) -> dict[str, Any]:
     """Return the nets of a step and of the steps inside, by name."""
     nets: list[core.Net] = []
@@ -215,7 +211,7 @@ class Printer(Text):
 
     def net(self, net: Any) -> None:
         proto: Any = net if isinstance(net, Message) else net.Proto()
-        with self.context(f"ops.net('{_net_name(net)}')"):
+        with self.context(f"ops.net('{core.get_net_name(net)}')"):
             for op in proto.op:
                 self.operator(op)
 

@@ -99,7 +99,9 @@ class NetBuilder(context.Managed):
         """
         self._assert_mutable()
         assert (
-            not self._use_control_ops or isinstance(child, core.Net) or _has_control_ops(child)
+            not self._use_control_ops
+            or isinstance(child, core.Net)
+            or (isinstance(child, NetBuilder) and child._use_control_ops)
         ), "Expected Net or NetBuilder with control ops"
         self._current_net = child if isinstance(child, core.Net) else None
         self._children.append(child)
@@ -169,10 +171,6 @@ class NetBuilder(context.Managed):
 
     def __str__(self) -> str:
         return self.name or "Un-named NetBuilder"
-
-
-def _has_control_ops(child: Any) -> bool:
-    return isinstance(child, NetBuilder) and child._use_control_ops
 
 
 def _current_net() -> core.Net:

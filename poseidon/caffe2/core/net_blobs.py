@@ -25,14 +25,11 @@ class NetBlobs:
     def _InvalidateLookupTables(self) -> None:
         self._recreate_lookup_tables = True
 
-    def _RecreateLookupTables(self) -> None:
-        self._op_outputs = {name for op in self._net.op for name in op.output}
-        self._external_input_map = set(self._net.external_input)
-        self._recreate_lookup_tables = False
-
     def _refresh(self) -> None:
         if self._recreate_lookup_tables:
-            self._RecreateLookupTables()
+            self._op_outputs = {name for op in self._net.op for name in op.output}
+            self._external_input_map = set(self._net.external_input)
+            self._recreate_lookup_tables = False
 
     def _CheckLookupTables(self) -> None:
         """Raise AssertionError when the tables differ from the NetDef."""

@@ -87,12 +87,6 @@ def get_lr_injection() -> float:
     return float(workspace.FetchBlob(_LEARNING_RATE_INJECTION)[0])
 
 
-def _get_param_to_device(model: Any) -> dict[str, Any]:
-    devices = dict(core.InferBlobDevices(model.net))
-    devices.update(core.InferBlobDevices(model.param_init_net))
-    return devices
-
-
 def get_param_device(
     param_name: str,
     grad: Any,
@@ -131,7 +125,8 @@ def _build(
     allow_lr_injection: bool = False,
 ) -> Optimizer:
     """Add the updates of a model's parameters, each on its device; return the optimizer."""
-    devices = _get_param_to_device(model)
+    devices = dict(core.InferBlobDevices(model.net))
+    devices.update(core.InferBlobDevices(model.param_init_net))
     model.Validate()
     infos = [
         info

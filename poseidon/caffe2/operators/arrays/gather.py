@@ -214,12 +214,6 @@ def unique(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, inverse.to(torch.int32)
 
 
-def _dense_size(indices: Tensor, like: Tensor | None) -> int:
-    if like is not None:
-        return like.shape[0]
-    return int(indices.max()) + 1 if indices.numel() else 0
-
-
 @operator("SparseToDense", gradient="Gather(GO0, I0) -> GI1", expected="?, ?, N *")
 def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None) -> Tensor:
     """Return a tensor whose rows are sums of the values of their index.
@@ -233,7 +227,8 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
         wanted = ", ".join([*map(str, indices.shape), "..."])
         raise ValueError(f"the values have the shape {tuple(values.shape)}, expected ({wanted})")
     shape = values.shape[indices.dim() :]
-    dense = values.new_zeros(_dense_size(indices, like), *shape)
+    size = (int(indices.max()) + 1 if indices.numel() else 0) if like is None else like.shape[0]
+    dense = values.new_zeros(size, *shape)
     return dense.index_add(0, indices.reshape(-1).long(), values.reshape(-1, *shape))
 
 

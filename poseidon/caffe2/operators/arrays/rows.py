@@ -88,10 +88,6 @@ def weighted_multi_sampling(
     return torch.searchsorted(cumulated, spot).clamp(max=len(cumulated) - 1).to(torch.int32)
 
 
-def _guard(mutex: Any) -> Any:
-    return threading.Lock() if mutex is None else mutex
-
-
 @operator("LastNWindowCollector", inputs=(3, 5), outputs=(2, 3))
 def last_n_window_collector(
     kept: Tensor | None,
@@ -114,7 +110,7 @@ def last_n_window_collector(
         visited: the number of rows so far.
         num_to_collect: how many are kept.
     """
-    with _guard(mutex):
+    with threading.Lock() if mutex is None else mutex:
         place, count = int(cursor.reshape(-1)[0]) if cursor.numel() else 0, len(x)
         ring = x.new_zeros(0, *x.shape[1:])
         if kept is not None and kept.numel() and kept.shape[1:] == x.shape[1:]:

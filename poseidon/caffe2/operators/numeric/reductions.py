@@ -36,10 +36,6 @@ def _sum(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
     return x.sum(axes, keepdim, dtype=x.dtype)
 
 
-def _l2(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
-    return x.square().sum(axes, keepdim).sqrt()
-
-
 def _reduction(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) -> None:
     @operator(name, gradient=f"{name}Gradient(GO0, I0, O0) -> GI0")
     def reduce(x: Tensor, *, axes: list[int] = [], keepdims: bool = True) -> Tensor:  # noqa: B006
@@ -52,7 +48,7 @@ for _name, _function in {
     "ReduceMin": lambda x, axes, keepdim: x.amin(axes, keepdim),
     "ReduceMax": lambda x, axes, keepdim: x.amax(axes, keepdim),
     "ReduceL1": lambda x, axes, keepdim: x.abs().sum(axes, keepdim, dtype=x.dtype),
-    "ReduceL2": _l2,
+    "ReduceL2": lambda x, axes, keepdim: x.square().sum(axes, keepdim).sqrt(),
 }.items():
     _reduction(_name, _function)
 
