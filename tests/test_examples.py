@@ -25,7 +25,7 @@ from poseidon.cluster.machinefile import read_machinefile
 from poseidon.exchange.kinds import ExchangeKind
 from ps_server import Consistency
 from tests.support.training import write_definitions
-from tests.support.training_processes import machinefile, poseidon
+from tests.support.training_processes import machinefile, poseidon_here
 
 
 @dataclass(slots=True, kw_only=True)
@@ -444,7 +444,7 @@ def test_torch_modules_learn_on_two_clients(
     repository: Path, tmp_path: Path, script: str, words: tuple[str, ...], result: str, least: float
 ) -> None:
     path = repository / "examples" / script / "train.py"
-    done = poseidon(tmp_path, "run", f"--hostfile={machinefile(tmp_path, 2, 1)}", path, *words)
+    done = poseidon_here(tmp_path, "run", f"--hostfile={machinefile(tmp_path, 2, 1)}", path, *words)
     assert done.returncode == 0, done.stderr
     found = re.search(result, done.stdout)
     assert found is not None, done.stdout

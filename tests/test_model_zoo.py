@@ -102,8 +102,8 @@ def test_the_committed_files_are_what_the_script_writes(script: str) -> None:
     assert committed == written
 
 
-LARGE = ("caffenet", "resnet152", "vgg16")
-"""Hundreds of megabytes each, and like another one: left to `--thorough`."""
+LARGE = ("caffenet", "resnet101", "resnet152", "vgg16", "vgg19")
+"""Hundreds of megabytes each, with the layers of others: left to `--thorough`."""
 WRITTEN = ("densenet121", "googlenet", "mobilenet", "resnet50", "shufflenet", "squeezenet")
 """Those whose weights are written in each run: they have every kind of layer with weights."""
 

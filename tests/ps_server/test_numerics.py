@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from ps_server.process_environment import environment
 from tests.support.mkl import needs_mkl, threads_of_products
 
 ROOT = Path(__file__).parents[2]
+thorough = partial(pytest.param, marks=pytest.mark.thorough)
+"""A control, or a case like another one; each imports torch in a process of its own."""
 PROGRAM = """
 import threading, torch
 from ps_server import numerics
@@ -36,7 +39,7 @@ thread.join()
 @pytest.mark.parametrize(
     ("prepare", "variables", "threads"),
     [
-        ("pass", {"OMP_NUM_THREADS": "4"}, {4}),  # what the module is for
+        thorough("pass", {"OMP_NUM_THREADS": "4"}, {4}),  # what the module is for
         ("numerics.prepare_thread()", {"OMP_NUM_THREADS": "4"}, {1}),
         ("pass", environment(1, {}), {1}),
     ],
@@ -76,11 +79,11 @@ print(sorted(found))
 @pytest.mark.parametrize(
     ("prepare", "found"),
     [
-        (
+        thorough(
             "torch.set_num_threads(4)",
             ["OpenMP", "autograd", "gradient", "main", "numpy", "of its OpenMP", "thread"],
         ),
-        ("numerics.prepare_process(4)", []),
+        thorough("numerics.prepare_process(4)", []),
         ("numerics.prepare_process(); torch.set_num_threads(4)", []),
     ],
     ids=["unprepared", "prepared", "of-any-threads"],
@@ -100,7 +103,7 @@ def test_denormal_numbers_are_zero_in_every_thread(prepare: str, found: list[str
 
 @needs_mkl
 @pytest.mark.parametrize(
-    ("before", "takes"), [("", "True"), ("torch.ones(9, 9) @ torch.ones(9)", "False")]
+    ("before", "takes"), [("", "True"), thorough("torch.ones(9, 9) @ torch.ones(9)", "False")]
 )
 def test_mkl_takes_the_code_of_a_job_before_its_first_product(before: str, takes: str) -> None:
     program = (
