@@ -64,8 +64,10 @@ class Calls:
         self._begun = 0
 
     def begin(self) -> None:
-        """Count a call."""
-        self._begun += _is_main_thread()
+        """Count a call, which the script of one worker may wait for, and another's not."""
+        if _is_main_thread():
+            self._begun += 1
+            self._report(self._begun, "")
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
