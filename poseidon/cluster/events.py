@@ -20,8 +20,8 @@ A process prints to standard output:
         iterations it may be ahead of the slowest worker, or null; with a GPU also `gpu`, see
         `GpuReading` of `poseidon.observe.metrics.job_statistics`
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
-        the same of a script's loop, with its position, and `raised` where an exception ends its
-        `with` block
+        the same of a script's loop, with its position, the `loop` whose call this is, and
+        `raised` where an exception ends its `with` block
     {"event": "statistics", ...}
         every few seconds and at the end, from all; `poseidon.observe.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5,
@@ -127,12 +127,15 @@ class ReportedPosition:
         collections: calls begun in which it waits for all others.
         current: the collection that it waits in; empty: none; `collection` in the protocol.
         raised: the exception with which the worker leaves its `with` block; empty: it has none.
+        loop: the number of the training loop whose call this is; below 0: of no loop; None: not
+            known.
     """
 
     steps: int
     collections: int
     current: str
     raised: str = ""
+    loop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +290,13 @@ def _position(fields: Mapping[str, object]) -> ReportedPosition | None:
         return None
     if not (isinstance(current, str) and isinstance(raised, str)):
         return None
-    return ReportedPosition(steps=steps, collections=collections, current=current, raised=raised)
+    return ReportedPosition(
+        steps=steps,
+        collections=collections,
+        current=current,
+        raised=raised,
+        loop=_whole_number(fields.get("loop")),
+    )
 
 
 def _failed(fields: Mapping[str, object]) -> Failed:

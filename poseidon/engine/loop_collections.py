@@ -108,7 +108,8 @@ class LoopCollections:
         Args:
             finished: returns the job's finished iterations, after the block.
         """
-        self.report(STEP)
+        # which may not wait for the others: then their order may differ
+        self.on_progress(replace(self._session.position(STEP), loop=None))
         yield
         self._session.end_iteration(finished())
         self.report()

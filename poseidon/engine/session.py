@@ -225,8 +225,11 @@ class LoopPosition:
         collections: waits of the loop for all other workers, begun; without the waits of
             `distribute` and of steps.
         collection: the name of the call that is waiting now, such as `mean`, `settle` or
-            `DISTRIBUTE`; `STEP` while an iteration ends; empty: none.
+            `DISTRIBUTE`; `STEP` while an iteration ends, then `MEANS` until its means are there; empty:
+            none.
         raised: the exception with which this worker leaves its `with` block; empty: it has none.
+        loop: the number of the loop whose call this is; None: it waits for nobody, or a loop has
+            left out iterations that other workers have made.
     """
 
     steps: int = 0
@@ -234,6 +237,7 @@ class LoopPosition:
     collections: int = 0
     collection: str = ""
     raised: str = ""
+    loop: int | None = 0
 
     def to_fields(self) -> dict[str, object]:
         """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
@@ -242,6 +246,7 @@ class LoopPosition:
             "collections": self.collections,
             "collection": self.collection,
             "raised": self.raised,
+            "loop": self.loop,
         }
 
 
@@ -356,6 +361,7 @@ class TrainingSession:
             iterations=self.iterations,
             collections=self.collections,
             collection=current,
+            loop=None if self.left_out else 0,
         )
 
     @property

@@ -48,8 +48,10 @@ class ThisWorker:
 
 
 LOGGER = logging.getLogger(__name__)
-DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
-"""Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
+DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
+"""Names of calls: the beginning, the end of an iteration, the wait for its means, and the end of a
+group's `with` block.
+"""
 LEAVE_S = 30.0
 """Longest wait for the other workers of a host where an exception has ended a `with` block."""
 OF_NO_LOOP, OF_TORCH = -1, "torch.distributed."
@@ -109,6 +111,7 @@ class Loops:
             collections=sum(one.collections for one in every),
             collection=position.collection,
             raised=position.raised,
+            loop=None if any(one.loop is None for one in every) else number,
         )
 
 

@@ -33,7 +33,7 @@ from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import Act, Applies, LoopEvent, LoopPosition, State, TrainingSession
 from poseidon.engine.state_tree import Leaf, StateTree
-from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
+from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, MEANS, STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, is_sharded
 from poseidon.exchange.broadcast import Gather
@@ -309,7 +309,11 @@ class GroupLoop:
             self.update.check_begin()
         self.session.on(event, **words)
         for act in acts:
+            if event is LoopEvent.AVERAGE and act is Act.WAIT:
+                self.collections.report(MEANS)
             _ACTS[act](self)
+        if event is LoopEvent.AVERAGE:
+            self.collections.report()
 
     def _on_forward(self, module: nn.Module, arguments: object) -> None:
         self.context.check_start()

@@ -10,6 +10,7 @@ however many the workers are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
@@ -285,10 +286,11 @@ class PauseState:
     due: bool = True
 
 
-DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
+DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
 """Values of `ReportedPosition.current`: a worker waits until all have joined; it ends a step; it waits
-at the end of its `with` block.
+for the means of the step that it has ended; it waits at the end of its `with` block.
 """
+ENDING = (STEP, MEANS)
 
 
 OF_TORCH = "torch.distributed."
@@ -305,8 +307,8 @@ class LoopPositions:
 
     def move(self, rank: int, position: ReportedPosition) -> str | None:
         """Take a position. Return a sentence about two workers that made different numbers of
-        steps before a collection, or of which one has left with an exception, or as
-        `end_without_joining`; or None.
+        steps before a collection, or make the same call of different loops, or of which one has
+        left with an exception, or as `end_without_joining`; or None.
 
         A finding is certain, whenever the positions were reported: a worker that waits in a
         collection makes no step before all have begun it. So another that has not begun it, yet has
@@ -331,6 +333,8 @@ class LoopPositions:
                 return _left(rank, position, first, other)
             if _waits_for_raised(other, position):
                 return _left(first, other, rank, position)
+            if _are_apart(position, other):
+                return _apart({rank: position, first: other})
         return self._unjoined()
 
     def end_without_joining(self, rank: int) -> str | None:
@@ -359,7 +363,7 @@ def _reached(position: ReportedPosition) -> int:
 def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
     """Return whether a worker waits for another one that has gone on without it."""
     return (
-        position.current not in ("", STEP)
+        position.current not in ("", *ENDING)
         and not position.raised  # others may raise it after a later step
         and other.collections < position.collections
         and _reached(other) > position.steps
@@ -374,6 +378,36 @@ def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bo
         position.current.startswith(OF_TORCH)
         and bool(other.raised and other.current)
         and position.collections == other.collections
+    )
+
+
+def _are_apart(position: ReportedPosition, other: ReportedPosition) -> bool:
+    """Return whether two workers, after equally many steps and collections, end a step of different
+    loops, or wait in collections of different loops. Calls of torch.distributed are left out: one
+    that a script waits for need not be its last.
+    """
+    loops = position.loop, other.loop
+    return (
+        None not in loops
+        and loops[0] != loops[1]
+        and all(
+            one.current not in ("", DISTRIBUTE) and not one.current.startswith(OF_TORCH)
+            for one in (position, other)
+        )
+        and (position.current in ENDING) == (other.current in ENDING)
+        and not (position.raised or other.raised)
+        and _reached(position) == _reached(other)
+        and position.collections == other.collections
+    )
+
+
+def _apart(positions: Mapping[int, ReportedPosition]) -> str:
+    calls = []
+    for rank, position in sorted(positions.items()):
+        does = "ends a step" if position.current in ENDING else f"waits in {position.current}()"
+        calls.append(f"worker {rank} {does} of module {(position.loop or 0) + 1}")
+    return (
+        f"{', and '.join(calls)}: all workers must make the calls of all modules in the same order"
     )
 
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import poseidon
+from poseidon.cluster.events import Alive, parse_event
+from poseidon.cluster.supervision.state import LoopPositions
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import Loops, WorkerContext
@@ -26,7 +29,7 @@ from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, UpdateRule
-from ps_server import SignalKind
+from ps_server import PeerLost, SignalKind
 from tests.support.cluster import job_addresses
 from tests.support.module_groups import BUILDING, failures_of, member
 from tests.support.thread_streams import generator, streams_of_threads
@@ -223,6 +226,52 @@ def with_runs(workers: int, run: Callable[[int, list[WorkerContext]], object]) -
         raise failures[0]
 
 
+def train_once(module: nn.Module, group: Group) -> None:
+    inputs = next(module.parameters()).shape[1]
+    module(torch.ones(1, inputs)).sum().backward()
+    group.step()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (train_once, "ends a step"),
+        (lambda module, group: group.mean(1.0), "waits in mean()"),
+    ],
+)
+def test_the_same_call_of_different_modules(
+    call: Callable[[nn.Module, Group], object], words: str
+) -> None:
+    """It meets no call of another worker, since each module has an exchange."""
+    positions, said = LoopPositions(), list[str]()
+
+    def run(rank: int, contexts: list[WorkerContext]) -> None:
+        loops, gan = contexts[0].loops, build()
+
+        def note(number: int, position: LoopPosition) -> None:
+            fields = loops.together(number, position).to_fields()
+            event = parse_event({"event": "alive", **fields})
+            assert isinstance(event, Alive)
+            assert event.position is not None
+            sentence = positions.move(rank, event.position)
+            if sentence is not None:
+                said.append(sentence)
+                raise UsageError(sentence)
+
+        with ExitStack() as stack:
+            noting = [replace(one, on_progress=partial(note, one.number)) for one in contexts]
+            groups = joined(gan, optimizers(gan), noting, stack)
+            for index in (0, 1, rank, 1 - rank):
+                call(gan[index], groups[index])
+
+    with pytest.raises((UsageError, PeerLost)):
+        with_groups(2, run)
+    assert said[0] == (
+        f"worker 0 {words} of module 1, and worker 1 {words} of module 2: all workers must make "
+        "the calls of all modules in the same order"
+    )
+
+
 def test_a_script_that_keeps_other_groups_is_refused(tmp_path: Path) -> None:
     def run(rank: int, contexts: list[WorkerContext]) -> None:
         gan = build()
@@ -264,18 +313,12 @@ def test_all_loops_hear_the_requests_of_the_first_and_report_to_one_place() -> N
         assert first.stopping
         assert second.stopping
         train_once(gan[1], second)  # only the loop that was asked ends by itself
-        assert reported[-1] == LoopPosition(steps=1, iterations=3)
+        assert reported[-1] == LoopPosition(steps=1, iterations=3, loop=1)
         with pytest.raises(KeyboardInterrupt):
             train_once(gan[0], first)
     assert first._loop.session.state.name == "CLOSED"
     assert second._loop.session.state.name == "CLOSED"
     assert poseidon.this_worker() == poseidon.ThisWorker(rank=0, size=1)
-
-
-def train_once(module: nn.Module, group: Group) -> None:
-    inputs = next(module.parameters()).shape[1]
-    module(torch.ones(1, inputs)).sum().backward()
-    group.step()
 
 
 def test_gradients_that_have_left_are_dropped_under_an_optimizer() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from poseidon.cluster.events import ReportedPosition
@@ -40,6 +43,50 @@ def moved(*positions: ReportedPosition) -> str | None:
 def test_a_worker_waits_for_one_that_has_gone_on(other: ReportedPosition, never: bool) -> None:
     found = [moved(WAITS, other), moved(other, WAITS)]
     assert [sentence is not None for sentence in found] == [never, never]
+
+
+MEAN_OF_SECOND = ReportedPosition(steps=6, collections=3, current="mean", loop=1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "never"),
+    [
+        ({}, {"loop": 0}, True),
+        ({}, {"loop": 2, "current": "save"}, True),
+        ({"current": "step"}, {"current": "step", "loop": 0}, True),
+        ({"current": "means"}, {"current": "means", "loop": 0}, True),
+        ({"current": "means", "steps": 7}, {"current": "step", "loop": 0}, True),
+        ({"current": "means"}, {"current": "step", "loop": 0}, False),
+        ({}, {}, False),
+        ({}, {"loop": None}, False),  # its iterations are not those of the others
+        # the report of one is old
+        ({}, {"loop": 0, "steps": 5}, False),
+        ({}, {"loop": 0, "collections": 2}, False),
+        ({}, {"loop": 0, "current": ""}, False),
+        ({}, {"loop": 0, "current": "step"}, False),
+        ({"current": "distribute"}, {"loop": 0, "current": "step"}, False),
+        ({}, {"loop": -1, "current": "torch.distributed.reduce"}, False),
+        ({}, {"loop": 0, "current": "close", "raised": "ValueError: odd batch"}, False),
+    ],
+)
+def test_two_workers_that_wait_in_calls_of_different_modules(
+    one: dict[str, Any], other: dict[str, Any], never: bool
+) -> None:
+    positions = replace(MEAN_OF_SECOND, **one), replace(MEAN_OF_SECOND, **other)
+    found = [moved(*positions), moved(*reversed(positions))]
+    assert [sentence is not None for sentence in found] == [never, never]
+
+
+def test_the_sentence_names_the_calls_and_modules_of_two_workers() -> None:
+    must = ": all workers must make the calls of all modules in the same order"
+    first = replace(MEAN_OF_SECOND, loop=0)
+    assert moved(MEAN_OF_SECOND, first) == (
+        f"worker 0 waits in mean() of module 2, and worker 1 waits in mean() of module 1{must}"
+    )
+    steps = [replace(position, current="step") for position in (MEAN_OF_SECOND, first)]
+    assert moved(*steps) == (
+        f"worker 0 ends a step of module 2, and worker 1 ends a step of module 1{must}"
+    )
 
 
 def test_the_sentence_names_both_workers_and_steps() -> None:
