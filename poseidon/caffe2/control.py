@@ -126,9 +126,8 @@ def MergeConditionNets(name: str, condition_nets: Any, relation: str) -> Any:
         assert net.Proto().type == merged.Proto().type
         merged.Proto().op.extend(net.Proto().op)
         known = set(merged.Proto().external_input)
-        merged.Proto().external_input.extend(
-            n for n in net.Proto().external_input if n not in known
-        )
+        made = (name for name in net.Proto().external_input if name not in known)
+        merged.Proto().external_input.extend(made)
         for key, values in net._attr_dict.items():
             merged._attr_dict.setdefault(key, []).extend(values)
     return _related(merged, [GetConditionBlobFromNet(net) for net in condition_nets], relation)

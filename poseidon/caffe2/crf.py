@@ -110,9 +110,8 @@ class CRFWithLoss:
         step = ModelHelper(name="crf_step", param_model=self.model)
         row, state, *_ = step.net.AddExternalInputs("input_t", "cell_t_prev", transitions, segments)
         net = step.net
-        column, _ = net.Reshape(
-            [state], [f"{SCOPE}/column", f"{SCOPE}/old_shape"], shape=[count, 1]
-        )
+        names = [f"{SCOPE}/column", f"{SCOPE}/old_shape"]
+        column, _ = net.Reshape([state], names, shape=[count, 1])
         from_each = net.Tile([column], [f"{SCOPE}/from_each"], tiles=count, axis=1)
         line, _ = net.Reshape([row], [f"{SCOPE}/line", f"{SCOPE}/old_line"], shape=[1, count])
         to_each = net.Tile([line], [f"{SCOPE}/to_each"], tiles=count, axis=0)

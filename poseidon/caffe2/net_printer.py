@@ -273,9 +273,8 @@ def _common_prefix(names: list[str]) -> str:
     if not names:
         return ""
     first, last = min(names), max(names)
-    same = next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
-    )
+    pairs = enumerate(zip(first, last, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), len(first))
     return first[: first.rfind("/", 0, same) + 1]
 
 

@@ -97,8 +97,7 @@ class RecordQueue:
             should_stop, fields = reader.read_record(read_net)
             self.writer.write(write_net, process(write_net, fields) if process else fields)
             parts = [core.execution_step(str(net), net) for net in (read_net, write_net)]
-            steps.append(
-                core.execution_step(f"producer_{number}", parts, should_stop_blob=should_stop)
-            )
+            step = core.execution_step(f"producer_{number}", parts, should_stop_blob=should_stop)
+            steps.append(step)
         filling = core.execution_step("producers", steps, concurrent_substeps=True)
         return self.reader, filling, self.exit_step, self.schema

@@ -26,9 +26,8 @@ def init_tt_cores(
     for place, (inputs, outputs) in enumerate(zip(inp_sizes, out_sizes, strict=True)):
         rank, following = tt_ranks[place], tt_ranks[place + 1]
         drawn = np.random.normal(0, 1, size=(rank, inputs * outputs * following))
-        core = (drawn if place == 0 else carried @ drawn).reshape(
-            rank * inputs * outputs, following
-        )
+        whole = drawn if place == 0 else carried @ drawn
+        core = whole.reshape(rank * inputs * outputs, following)
         if place < len(inp_sizes) - 1:
             core, carried = np.linalg.qr(core)
         parts.append(core.reshape(-1))

@@ -262,9 +262,8 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
     begin, end = copies, []
     for name in changed:
         seed = name + CARRIED
-        begin.append(
-            _operator("Copy", [given[name]], [seed]) if name in given else _zeros(name, seed)
-        )
+        copied = _operator("Copy", [given[name]], [seed]) if name in given else _zeros(name, seed)
+        begin.append(copied)
         end.append(
             _operator("Copy", [name + ITERATION], [seed])
             if found.get(name, seed) != seed

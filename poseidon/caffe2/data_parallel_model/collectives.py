@@ -165,9 +165,8 @@ class CollectivesConcurrencyControl:
             rendezvous: see `Parallelize`.
         """
         self.name = name
-        self.max_concurrent_context = (
-            1 if rendezvous["engine"] == "NCCL" else max_concurrent_context
-        )
+        nccl = rendezvous["engine"] == "NCCL"
+        self.max_concurrent_context = 1 if nccl else max_concurrent_context
         self.param_init_net = param_init_net
         self.rendezvous = rendezvous
         self.counter = 0

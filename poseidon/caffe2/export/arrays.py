@@ -113,9 +113,8 @@ def _slice(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
             continue
         if x.dynamic and axis == 0 and min(start, end) < 0:
             raise LayerError("cuts the batch from its end")
-        first, behind = (
-            limit + size + 1 if limit < 0 else min(limit, size) for limit in (start, end)
-        )
+        both = (start, end)
+        first, behind = (n + size + 1 if n < 0 else min(n, size) for n in both)
         value = graph.slice(value, axis, first, behind)
     return [value]
 

@@ -54,9 +54,8 @@ def _batch_mat_mul(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names
     for blob, side in zip(inputs, "ab", strict=True):
         rank, turned = len(blob.shape), op[f"trans_{side}"]
         order = [*range(rank - 2), rank - 1, rank - 2]
-        names.append(
-            graph.op("Transpose", blob.name, perm=order) if turned and rank > 1 else blob.name
-        )
+        moved = graph.op("Transpose", blob.name, perm=order) if turned and rank > 1 else blob.name
+        names.append(moved)
     return [graph.op("MatMul", *names)]
 
 

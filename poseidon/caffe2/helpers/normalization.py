@@ -77,9 +77,9 @@ def instance_norm(
     made = _scale_and_bias(
         model, blob_out, dim_in, (init_scale, init_bias), (ScaleInitializer, BiasInitializer)
     )
-    outputs = (
-        [blob_out] if kwargs.get("is_test") else [blob_out, blob_out + "_sm", blob_out + "_siv"]
-    )
+    outputs = [blob_out]
+    if not kwargs.get("is_test"):
+        outputs += [blob_out + "_sm", blob_out + "_siv"]
     result = model.net.InstanceNorm([blob_in, *made], outputs, order=order, **kwargs)
     return result if len(outputs) == 1 else result[0]
 

@@ -48,9 +48,8 @@ class FC(ModelLayer):
         assert shape and inputs > 0, f"{self.name}: the shape of an example is {shape}, not known"
         self.axis, scale = axis, math.sqrt(1 / inputs)
         uniform = ("UniformFill", {"min": -scale, "max": scale})
-        weights = self.create_param(
-            "w", [output_dims, inputs], weight_init or uniform, weight_optim
-        )
+        fill = weight_init or uniform
+        weights = self.create_param("w", [output_dims, inputs], fill, weight_optim)
         self.blobs = [weights]
         if self.bias:
             made = self.create_param("b", [output_dims], bias_init or uniform, bias_optim)

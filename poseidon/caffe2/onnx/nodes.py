@@ -167,9 +167,8 @@ def convert(proto: Any, facts: Facts) -> list[OperatorDef]:
     """
     node = Node(proto, facts)
     if proto.domain == "org.pytorch._caffe2":  # Caffe2's own operators, as torch exported them
-        node.emit(
-            node.kind, outputs=node.outputs, **{name: node.get(name) for name in node.attributes}
-        )
+        attributes = {name: node.get(name) for name in node.attributes}
+        node.emit(node.kind, outputs=node.outputs, **attributes)
         return node.operators
     converter = CONVERTERS.get(node.kind)
     if proto.domain not in ("", "ai.onnx") or converter is None:

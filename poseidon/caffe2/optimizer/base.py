@@ -146,9 +146,8 @@ class Optimizer:
             device = scope.CurrentDeviceScope()
             on_gpu = device is not None and core.IsGPUDeviceType(device.device_type)
             if on_gpu and not self._local_lr_multiplier_on_gpu:
-                local = net.CopyFromCPUInput(
-                    local, self.make_unique_blob_name("local_lr_multiplier")
-                )
+                name = self.make_unique_blob_name("local_lr_multiplier")
+                local = net.CopyFromCPUInput(local, name)
             rate = net.Mul(
                 [rate, local], self.make_unique_blob_name("local_scaled_lr"), broadcast=1
             )

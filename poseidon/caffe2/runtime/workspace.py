@@ -172,9 +172,8 @@ class _Runner:
                 if part.run_every_ms:
                     often = partial(self.run, part, workspace, stopped)
                     beside.enter_context(_repeated(often, part.run_every_ms / 1000, part.name))
-            workers = [
-                partial(self.run, part, workspace) for part in parts if not part.run_every_ms
-            ]
+            own = [part for part in parts if not part.run_every_ms]
+            workers = [partial(self.run, part, workspace) for part in own]
             if step.concurrent_substeps and len(workers) > 1:
                 self._together(workers, stopped)
             else:
@@ -224,9 +223,8 @@ def _repeated(call: Callable[[], None], interval_s: float, name: str) -> Iterato
         except BaseException as error:  # noqa: BLE001 (the thread of the block raises it)
             errors.append(error)
 
-    thread = threading.Thread(
-        target=repeat, name=f"caffe2-every-{interval_s}-s-{name}", daemon=True
-    )
+    label = f"caffe2-every-{interval_s}-s-{name}"
+    thread = threading.Thread(target=repeat, name=label, daemon=True)
     thread.start()
     try:
         yield

@@ -171,9 +171,8 @@ def xavier_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) ->
 def msra_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) -> Tensor:
     """Return normal values of spread sqrt(2 / fan_out), fan_out the size / the second dimension."""
     made = _empty(filled.sizes(inputs, context), context)
-    return made.normal_(
-        0, math.sqrt(2 / (made.numel() / made.shape[1])), generator=context.generator
-    )
+    spread = math.sqrt(2 / (made.numel() / made.shape[1]))
+    return made.normal_(0, spread, generator=context.generator)
 
 
 def _empty(size: Sequence[int], context: Context) -> Tensor:

@@ -273,9 +273,8 @@ class GatherRangesToDense:
         sizes = ranges[..., 1].cpu().numpy()
         self.seen += len(sizes)
         self.found["empty"] += (sizes == 0).sum(0)
-        self.found["of a different length"] += (
-            (sizes != 0) & (sizes != np.array(self.lengths))
-        ).sum(0)
+        odd = (sizes != 0) & (sizes != np.array(self.lengths))
+        self.found["of a different length"] += odd.sum(0)
         for kind, limit in self.limits.items():
             allowed = max(self.seen, self.min_observation) * limit
             for place in np.flatnonzero(self.found[kind] > allowed) if limit < 1 else ():

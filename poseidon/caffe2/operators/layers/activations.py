@@ -52,9 +52,8 @@ def prelu_gradient(
     slopes = _slopes(slope, x, order)
     check_tensor("the gradient", dy, tuple(x.shape))
     negative = torch.where(x > 0, 0, dy * x)
-    return torch.where(x > 0, dy, dy * slopes), negative.sum_to_size(slopes.shape).reshape(
-        slope.shape
-    )
+    of_slope = negative.sum_to_size(slopes.shape).reshape(slope.shape)
+    return torch.where(x > 0, dy, dy * slopes), of_slope
 
 
 @operator("Elu", gradient="EluGradient(O0, GO0) -> GI0")

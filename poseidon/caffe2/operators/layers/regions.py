@@ -84,9 +84,8 @@ def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) ->
     """Return the gradient of `RoIPool`: the place of each maximum has it."""
     image, _ = _boxes(regions)
     flat, given = places.flatten(2).long(), dy.flatten(2)
-    found = torch.zeros(
-        len(regions), x.shape[1], x.shape[2:].numel(), dtype=dy.dtype, device=dy.device
-    )
+    shape = (len(regions), x.shape[1], x.shape[2:].numel())
+    found = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
     found.scatter_add_(2, flat.clamp(min=0), torch.where(flat >= 0, given, 0))
     return torch.zeros_like(x).flatten(2).index_add(0, image, found).reshape(x.shape)
 

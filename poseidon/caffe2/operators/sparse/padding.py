@@ -44,9 +44,8 @@ def batch_sparse_to_dense(
     width = dense_last_dim if like is None else like.shape[1]
     if width < 1:
         raise ValueError("BatchSparseToDense needs dense_last_dim, or a wide fourth input")
-    dense = torch.full(
-        (len(lengths), width), default_value, dtype=values.dtype, device=values.device
-    )
+    shape = (len(lengths), width)
+    dense = torch.full(shape, default_value, dtype=values.dtype, device=values.device)
     if not values.is_meta:
         dense[ids_of(lengths), indices.long()] = values
     return dense

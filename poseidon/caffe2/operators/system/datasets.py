@@ -159,9 +159,8 @@ def compute_offset(cursor: Any, *columns: Any) -> Tensor:
     sizes = cursor.sizes(columns)
     begins = [torch.arange(sizes[0] + 1)]
     for column in cursor.lengths:
-        ends = torch.cat(
-            [torch.zeros(1, dtype=torch.int64), columns[column].to(torch.int64).cumsum(0)]
-        )
+        zero = torch.zeros(1, dtype=torch.int64)
+        ends = torch.cat([zero, columns[column].to(torch.int64).cumsum(0)])
         begins.append(ends[begins[cursor.domains[column]]])
     return torch.stack(begins, 1)
 

@@ -202,9 +202,8 @@ class ImageInput:
         """Return the outputs without data: labels are taken to be int32."""
         count, crop, _, channels = self.shape
         size = (count, channels, crop, crop) if self.on_gpu else self.shape
-        images = torch.empty(
-            size, dtype=self.dtype if self.on_gpu else torch.float32, device="meta"
-        )
+        dtype = self.dtype if self.on_gpu else torch.float32
+        images = torch.empty(size, dtype=dtype, device="meta")
         labels = (count,) if self.format.single else (count, self.format.num_labels)
         return images, torch.empty(labels, dtype=torch.int32, device="meta")
 
