@@ -7,7 +7,7 @@ Depth and width are as in the definitions; the input is smaller, and there are t
 shapes. `poseidon train` trains with two clients of one worker each on this machine. The score is
 measured on scenes which are not in the training set: mean average precision at an overlap of 0.5,
 mean intersection over union, or the share of right names. Prints a row of the table of
-docs/detection.md.
+benchmarks/results/accuracy.md.
 
 ImageNet's weights, from which the definitions start, are replaced by weights of nets that learned
 from drawn shapes too: `senet` leaves `backbone.caffemodel` in its folder for `rfcn`, and `segnet`

@@ -83,8 +83,8 @@ def _nothing(_: argparse.Namespace) -> None:
 def _check_job(arguments: argparse.Namespace) -> None:
     if arguments.command == "train" and arguments.solver.suffix == ".py":
         raise UsageError(
-            f"{arguments.solver} is a Python script, expected a solver; a script is run by: "
-            f"{own_command()} run {shlex.quote(str(arguments.solver))}"
+            f"{arguments.solver} is a Python script, not a solver; run it with: {own_command()} "
+            f"run {shlex.quote(str(arguments.solver))}"
         )
     requests = import_module("poseidon.launcher.request")
     kind = requests.TrainRequest if arguments.command == "train" else requests.ScriptRequest
@@ -93,7 +93,7 @@ def _check_job(arguments: argparse.Namespace) -> None:
 
 def _check_scoring(arguments: argparse.Namespace) -> None:
     if arguments.iterations < 1:
-        raise UsageError(f"-iterations is {arguments.iterations}, expected 1 or more")
+        raise UsageError(f"-iterations is {arguments.iterations}; it must be at least 1")
     if arguments.command == "test" and not arguments.weights:
         raise _missing_weights("-weights")
 
@@ -140,9 +140,7 @@ def _check_plan(arguments: argparse.Namespace) -> None:
         given = " and ".join(f"--{name}" for name in sources) or "none of them"
         raise UsageError(f"expected one of --solver, --net and --module, found {given}")
     if arguments.hostfile and (arguments.hosts or arguments.servers):
-        raise UsageError(
-            "--hostfile says how many hosts there are; expected it without --hosts and --servers"
-        )
+        raise UsageError("--hostfile sets the number of hosts; leave out --hosts and --servers")
     if not arguments.hostfile and not (arguments.hosts and arguments.rate):
         raise UsageError("expected --hostfile=FILE, or --hosts=N and --rate=MBIT")
     if arguments.seconds < LEAST_LIMIT_S:
@@ -158,7 +156,7 @@ def _check_make_db(arguments: argparse.Namespace) -> None:
             raise UsageError("--count and --test_count must be 2 or more: there are two classes")
         return
     if pictures is None or target is None:
-        raise UsageError("PICTURES and DB_NAME are expected, or --generate=two_class and a folder")
+        raise UsageError("give PICTURES and DB_NAME, or --generate=two_class and a folder")
     if arguments.shorter_side and (arguments.resize_height or arguments.resize_width):
         raise UsageError("--shorter_side and --resize_height, --resize_width exclude each other")
     if not pictures.exists():
@@ -171,7 +169,7 @@ def _check_make_db(arguments: argparse.Namespace) -> None:
 def _check_kill(arguments: argparse.Namespace) -> None:
     if (arguments.target is None) != arguments.all:
         raise UsageError(
-            f"expected a job's id, a machinefile, or --all; `{own_command()} ps` lists the jobs"
+            f"give a job's id, a machinefile, or --all; `{own_command()} ps` lists the jobs"
         )
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")

@@ -327,7 +327,7 @@ def _parts(arguments: argparse.Namespace, clients: Sequence[Host]) -> int:
     working = sum(client.works for client in clients)
     if asked not in (None, working):
         raise UsageError(
-            f"--num_partitions={asked}, but {arguments.hostfile} has {working} clients that work; "
-            "expected as many"
+            f"--num_partitions={asked}, but {arguments.hostfile} has {working} clients with "
+            "workers; give the same number"
         )
     return working

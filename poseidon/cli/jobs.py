@@ -59,8 +59,8 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     kind: ExchangeKind = flags.exchange
     if by_svb not in (None, kind):
         raise UsageError(
-            f"--svb={str(flags.svb).lower()} means --exchange={by_svb.value}, and --exchange={kind.value} is "
-            "asked for too; give one of them"
+            f"--svb={str(flags.svb).lower()} means --exchange={by_svb.value}, which contradicts "
+            f"--exchange={kind.value}; give one of them"
         )
     return kind
 
@@ -104,7 +104,7 @@ def run_worker(flags: argparse.Namespace) -> int:
     """Take part in a job to its end; return the job's exit code."""
     if flags.new_key:
         write_new_key(Path(flags.new_key))
-        print(f"{flags.new_key}: a new key. Every task needs it, and nobody else must read it.")
+        print(f"{flags.new_key}: a new key. Every task needs it; nobody else may read it.")
         return 0
     job_flags = _job_flags(flags.job_arguments)
     key = read_key(Path(flags.key_file))
@@ -133,7 +133,7 @@ def _job_flags(arguments: Sequence[str]) -> argparse.Namespace:
         del arguments[0]
     if not arguments or arguments[0] not in ("train", "run"):
         raise UsageError(
-            "the job is missing: expected 'train' or 'run' and its flags after the flags of 'worker'"
+            "the job is missing: write 'train' or 'run' and its flags after the flags of 'worker'"
         )
     flags = parse_arguments(arguments)
     if flags.hostfile:

@@ -196,7 +196,7 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
     hosts = read_machinefile(Path(arguments.hostfile))
     workers = sum(host.works for host in hosts)
     if not workers:
-        raise UsageError(f"{arguments.hostfile} has no host with a worker; expected one at least")
+        raise UsageError(f"{arguments.hostfile} has no host with a worker")
     servers = len(hosts) - workers
     if not has_remote_hosts(hosts):
         shared = "all hosts of the machinefile are this machine: they share its processors"

@@ -41,7 +41,7 @@ LOOK_S = 0.2
 def run_logs(arguments: argparse.Namespace) -> int:
     """Print the lines."""
     if arguments.worker is not None and arguments.shard is not None:
-        raise UsageError("--worker and --shard are two processes; expected one of them")
+        raise UsageError("give --worker or --shard, not both")
     if arguments.lines is not None and arguments.lines < 0:
         raise UsageError(f"--lines={arguments.lines}: expected 0 or more")
     folder = job_folder(arguments.job).resolve()

@@ -296,7 +296,7 @@ def run_leave(arguments: argparse.Namespace) -> int:
     """Let a host leave a job."""
     words = arguments.words
     if len(words) not in (1, 2):
-        raise UsageError("expected a host that is to leave, or a job and a host")
+        raise UsageError("name the host that is to leave, or a job and a host")
     job = words[0] if len(words) == 2 else None
     print(ask(job, HostRequest(do="leave", host=words[-1]), LEAVE_ANSWER_S))
     return 0
@@ -326,6 +326,6 @@ JOIN_ANSWER_S = 300.0
 def run_join(arguments: argparse.Namespace) -> int:
     """Let a host take part in a job."""
     if not arguments.host:
-        raise UsageError("expected --host=ADDRESS, the host that is to take part")
+        raise UsageError("--host=ADDRESS is missing: the address of the host to add")
     print(ask(arguments.job, HostRequest(do="join", host=arguments.host), JOIN_ANSWER_S))
     return 0

@@ -87,8 +87,8 @@ def _unlike(
     return [
         (
             label,
-            f"torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; expected the "
-            "same",
+            f"torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; install the "
+            "same version",
         )
         for label, torch in known[1:]
         if torch != known[0][1]

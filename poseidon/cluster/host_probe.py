@@ -332,8 +332,9 @@ def _check_connections(peers: int, problems: list[str]) -> None:
     needed = FILES_OF_A_PROCESS + FILES_OF_A_PEER * peers
     if most != resource.RLIM_INFINITY and most < needed:
         problems.append(
-            f"a process of this job opens up to {needed} files and connections, and may open {most}; "
-            "raise the hard limit (/etc/security/limits.conf, or the container's --ulimit nofile)"
+            f"a process of this job opens up to {needed} files and connections, but may open "
+            f"{most}; raise the hard limit (/etc/security/limits.conf, or the container's --ulimit "
+            "nofile)"
         )
 
 

@@ -185,7 +185,7 @@ def plan_job(
             number of channels, or several workers and no host for their shards.
     """
     if not any(host.works for host in hosts):
-        raise UsageError("a job needs at least one client that works")
+        raise UsageError("a job needs at least one client with workers")
     if not 1 <= channels <= 1024:
         raise UsageError(f"--shards must be from 1 to 1024, not {channels}")
     working = [host for host in hosts if host.works]
@@ -205,8 +205,8 @@ def plan_job(
     shards = _plan_shards(hosts, channels) if with_server else ()
     if with_server and len(working) > 1 and not shards:
         raise UsageError(
-            "every client says role=worker, so there is no place for the shards that "
-            f"{len(working)} clients need; expected a client with role=server or role=both"
+            f"every client has role=worker, but {len(working)} clients need shards; give a client "
+            "role=server or role=both"
         )
     return JobPlan(hosts=tuple(hosts), workers=workers, shards=shards)
 
@@ -295,8 +295,7 @@ def devices_from_flag(
     if text == "all":
         if available is None:
             raise UsageError(
-                "--gpu=all: how many GPUs other machines have is not known here; expected "
-                "numbers, as in --gpu=0,1"
+                "--gpu=all cannot be used with other machines; give numbers, such as --gpu=0,1"
             )
         if not available:
             raise UsageError(
@@ -335,8 +334,8 @@ def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
     if host.workers is not None:
         raise UsageError(
             f"client {host.id} on {host.name} has {counted(host.workers, 'worker')} on the CPU "
-            f"(workers=, or a worker for each task), and the job runs on {','.join(usual)}; expected "
-            "gpus= with as many devices, gpus=cpu, or --gpu=cpu"
+            f"(workers=, or a worker for each task), but the job runs on {','.join(usual)}; give "
+            "it gpus= with as many devices, or use gpus=cpu or --gpu=cpu"
         )
     return usual
 

@@ -205,7 +205,7 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Hos
     _check_ports(found, source, channels)
     if not any(host.works for _, host in found):
         raise MachinefileError(
-            f"{source}: every client says role=server; expected a machine that works, too"
+            f"{source}: every client has role=server; at least one client must have workers"
         )
     return tuple(sorted((host for _, host in found), key=lambda host: host.id))
 
@@ -355,7 +355,7 @@ def parse_options(options: Sequence[str], place: str) -> HostOptions:
         found[name] = _READERS[name](value, place)
     if "workers" in found and found.get("gpus", "cpu") != "cpu":
         raise MachinefileError(
-            f"{place}: gpus={found['gpus']} gives each device a worker; expected no workers="
+            f"{place}: gpus={found['gpus']} gives each device a worker; leave out workers="
         )
     return HostOptions(**found)
 
@@ -449,7 +449,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
 def _unknown_option(word: str) -> str:
     name, equals, _ = word.partition("=")
     if not equals:
-        return f"nothing known may follow {LAYOUT}, found '{word}'"
+        return f"unknown word '{word}' after {LAYOUT}"
     near = get_close_matches(name, _READERS, n=1)
     return f"unknown word '{word}'" + (
         f"; did you mean '{near[0]}='?" if near else f" after {LAYOUT}"

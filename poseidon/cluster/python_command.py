@@ -47,7 +47,7 @@ try:
     import poseidon
     there, here = poseidon.__version__, sys.argv[2]
     if there != here:
-        refuse("Poseidon %s is installed there, and %s here; expected the same" % (there, here))
+        refuse("Poseidon %s is installed there, and %s here; install the same version" % (there, here))
     from poseidon.cluster.agent.__main__ import main
 except Exception as error:
     refuse("%s has no Poseidon (%s); give its line python= or workdir=" % (sys.executable, error))

@@ -62,7 +62,8 @@ def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: 
     who = f"rank {task.rank} on {task.host}"
     if task.version != version:
         return (
-            f"{who} has Poseidon {task.version}, rank 0 has {version}; expected the same everywhere"
+            f"{who} has Poseidon {task.version}, rank 0 has {version}; install the same version "
+            "everywhere"
         )
     if task.size != size:
         return f"{who} expects {task.size} tasks, rank 0 {size}; do they belong to one job?"

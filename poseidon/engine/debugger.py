@@ -17,8 +17,8 @@ from poseidon.errors import JobError, UsageError
 from poseidon.exchange.observe.watchdog import Watchdog
 
 NO_DEBUGGER = (
-    "breakpoint() needs a terminal, which only the one worker of a job on the launcher's own host "
-    "has; expected such a job: --workers=1 and no other client"
+    "breakpoint() needs a terminal, which only a job with one worker on the launcher's host has; "
+    "use --workers=1 and one client"
 )
 ENDED = "the job was ended in its debugger, or the debugger's input has ended"
 

@@ -121,7 +121,7 @@ class LoggedValues:
             for name in values:
                 if name not in self._counts and len(self._counts) == MOST_NAMES:
                     raise UsageError(
-                        f"log() was given '{name}' after {MOST_NAMES} other names; expected fewer"
+                        f"log() takes at most {MOST_NAMES} names; '{name}' is one more"
                     )
                 self._counts.setdefault(name, _Count())
             due = {}

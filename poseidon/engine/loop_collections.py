@@ -94,7 +94,7 @@ class LoopCollections:
             yield
         except PeerLeft as left:
             raise PeerLost(
-                f"worker {self._rank} {self._call}, and worker {left.worker} has left; {SAME_CALLS}"
+                f"worker {self._rank} {self._call}, but worker {left.worker} has left; {SAME_CALLS}"
             ) from left
         except PeerLost as lost:
             raise PeerLost(f"worker {self._rank} {self._call}: {lost}") from lost
@@ -159,7 +159,7 @@ class LoopCollections:
         calls, bodies = zip(*map(_split, parts), strict=True)
         for rank, call in enumerate(calls):
             if not call.meets(calls[0]):
-                raise UsageError(f"worker 0 {calls[0]}, and worker {rank} {call}; {SAME_CALLS}")
+                raise UsageError(f"worker 0 {calls[0]}, but worker {rank} {call}; {SAME_CALLS}")
         return bodies
 
     def mean(self, numbers: Tensor) -> NDArray[np.float64]:
@@ -174,8 +174,8 @@ class LoopCollections:
             if len(part) != len(parts[0]):
                 counts = len(parts[0]) // 8, len(part) // 8
                 raise UsageError(
-                    f"worker 0 gives mean() {counts[0]} numbers, and worker {rank} {counts[1]}; "
-                    "expected as many on each"
+                    f"worker 0 gives mean() {counts[0]} numbers, but worker {rank} gives "
+                    f"{counts[1]}; all workers must give the same number"
                 )
         mean: NDArray[np.float64] = np.mean(
             [np.frombuffer(part, np.float64) for part in parts], axis=0

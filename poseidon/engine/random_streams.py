@@ -239,9 +239,9 @@ class RandomStreams:
             return
         if self._seed_at_first not in (None, script_seed()):
             raise UsageError(
-                "the script has set torch's seed after distribute() with virtual workers, whose "
-                "random streams follow from the seed that was set before; expected "
-                "torch.manual_seed() before the first distribute()"
+                "torch's seed was set after distribute(), but the random streams of virtual "
+                "workers follow from the earlier seed; call torch.manual_seed() before the first "
+                "distribute()"
             )
         self._seed_at_first = None
         entered = self._held(virtual_worker)
@@ -258,10 +258,10 @@ class RandomStreams:
         """
         if self.delivered not in (None, virtual_worker):
             raise UsageError(
-                f"the module runs on the batch of virtual worker {self.delivered}, and the next "
-                f"step() of its group is of virtual worker {virtual_worker}; expected all forward "
-                "passes of a batch before the first step(), one step() of each group for each "
-                "virtual worker's batches, and torch.no_grad() for other forward passes"
+                f"the module runs on the batch of virtual worker {self.delivered}, but the next "
+                f"step() of its group is virtual worker {virtual_worker}'s; run all forward passes "
+                "of a batch before the first step(), call step() of each group once for each "
+                "virtual worker's batches, and use torch.no_grad() for other forward passes"
             )
         if self.current is None or self.delivered is None:
             self.enter(virtual_worker)

@@ -414,31 +414,32 @@ BETWEEN = (State.NEW, State.AWAITING, State.FRESH, State.READY, State.COMING, St
 """The states between two iterations of the exchange."""
 
 ILLEGAL = "{call} comes {state}; expected one of: {legal}"
-_CLOSED = "{call} after close(), or after the `with` block of the group; expected it before"
+_CLOSED = "{call} comes after close(), or after the `with` block of the group"
 _WITHIN = (
     "step() or average_gradients() within a backward pass, for example in a hook of a parameter; "
-    "expected after backward()"
+    "call it after backward()"
 )
 _NO_PASS = (
-    "step() or average_gradients() without a backward pass before it; expected backward(), or "
+    "step() or average_gradients() without a backward pass before it; call backward(), or "
     "torch.autograd.backward(parameters, gradients) for gradients that the script has computed "
     "itself"
 )
 _USED = (
     "the module was used after {passes} backward pass(es) and before step(), while its parameters "
-    "change; expected step() first, passes= for the number of passes that a step adds up, or "
-    "requires_grad_(False) on it while the loss of a different module passes through it"
+    "change; call step() first, give distribute() passes= if a step adds up several passes, or "
+    "set requires_grad_(False) on the module while the loss of a different module passes through "
+    "it"
 )
-_SETTLE = "{call} stands between a backward pass and its step(); expected after step()"
+_SETTLE = "{call} is between a backward pass and its step(); call it after step()"
 _LEAVE = (
-    "worker {rank} leaves the `with` block {place}; expected step()%s before `break`, `return` or "
-    "the end of the block"
+    "worker {rank} leaves the `with` block {place}; call step()%s before `break`, `return` or the "
+    "end of the block"
 )
 _NOT_LOADED = (
-    "the job continues from {source}, and the script has begun a step without it; expected "
+    "the job continues from {source}, but the script has begun a step without it; call "
     "{group}.resume() before the first step"
 )
-_BEHIND = "{call} comes after a forward pass of the next step; expected right after step()"
+_BEHIND = "{call} comes after a forward pass of the next step; call it right after step()"
 _ENDS: Mapping[State | None, str] = {
     None: _NO_PASS,
     State.BACKWARD: _WITHIN,
@@ -448,12 +449,12 @@ SENTENCES: Mapping[LoopEvent, Mapping[State | None, str]] = {
     LoopEvent.FORWARD: {State.FULL: _USED, State.AWAITING: _NOT_LOADED},
     LoopEvent.EVALUATE: {State.FULL: _USED},
     LoopEvent.BACKWARD: {
-        State.FULL: "backward() has run more than {most} time(s) without step(); expected step() "
-        "after it, or passes= for the number of passes that a step adds up",
+        State.FULL: "backward() has run more than {most} time(s) without step(); call step() after it, or "
+        "give distribute() passes= if a step adds up several passes",
         State.AWAITING: _NOT_LOADED,
     },
     LoopEvent.DROP: {
-        State.BACKWARD: "drop() within a backward pass; expected after it",
+        State.BACKWARD: "drop() within a backward pass; call it after the pass",
         State.FULL: "drop(), or another backward(), comes before step(), but the gradients of pass "
         "{passes} have been sent to the shards, which cannot take them back; call step(), or "
         "requires_grad_(False) on the module while the loss of a different module passes through it",
@@ -467,25 +468,24 @@ SENTENCES: Mapping[LoopEvent, Mapping[State | None, str]] = {
         State.AHEAD: _BEHIND,
         State.BEGUN: _BEHIND,
         State.MEANS: _BEHIND,
-        State.TURN: "{call} comes after the step() of virtual worker {before}, and this worker "
-        "computes for virtual worker {virtual_worker} in the same step; expected {call} where "
-        "step() has returned True",
+        State.TURN: "{call} comes after the step() of virtual worker {before}, and this worker computes "
+        "for virtual worker {virtual_worker} in the same step; call {call} where step() has "
+        "returned True",
         State.CLOSED: _CLOSED,
     },
     LoopEvent.LEAVE: {
         None: _LEAVE % " or drop()",
         State.FULL: _LEAVE % "",
-        State.TURN: "worker {rank} leaves the `with` block within step {step}, before the turn of "
-        "virtual worker {virtual_worker}; expected the end of the loop where step() has returned "
-        "True",
+        State.TURN: "worker {rank} leaves the `with` block within step {step}, before the turn of virtual "
+        "worker {virtual_worker}; end the loop where step() has returned True",
     },
     LoopEvent.LOAD: {
-        None: "a state is loaded before the first step, and this group has begun step {step}; "
-        "expected resume() or load_state_dict() right after distribute()",
+        None: "a state can be loaded only before the first step, but this group has begun step "
+        "{step}; call resume() or load_state_dict() right after distribute()",
         State.CLOSED: _CLOSED,
     },
     LoopEvent.SET_RATE: {
-        None: "lr was set to {rate} within a step; expected before its forward pass"
+        None: "lr was set to {rate} within a step; set it before the forward pass"
     },
     LoopEvent.COLLECT: {State.CLOSED: _CLOSED},
 }

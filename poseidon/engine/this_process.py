@@ -155,9 +155,9 @@ def _check_alone(tasks: str) -> None:
     if not tasks:
         return
     sentence = (
-        f"{tasks}: this process is one of several, but no worker of a job, so each would train "
-        "alone; expected `-m poseidon worker --key_file=FILE run SCRIPT` in place of the script "
-        "(docs/schedulers), or `poseidon run`"
+        f"{tasks}: this process is one of several but not a worker of a job, so each would train "
+        "alone; start `-m poseidon worker --key_file=FILE run SCRIPT` in place of the script "
+        "(docs/schedulers), or use `poseidon run`"
     )
     if tasks.startswith("WORLD_SIZE="):
         raise UsageError(sentence)

@@ -242,16 +242,17 @@ def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None
     Raises:
         UsageError: names the tensor, its scheme and what to do.
     """
-    instead = "expected the plan of a job with the same net and flags, or no --exchange_plan"
+    instead = "give the plan of a job with the same net and flags, or leave out --exchange_plan"
     choices = arguments.plan.choices
     if len(schemes) != len(choices):
         raise UsageError(
-            f"the exchange plan has {len(schemes)} tensors, and this job {len(choices)}; {instead}"
+            f"the exchange plan has {len(schemes)} tensors, but this job has {len(choices)}; "
+            f"{instead}"
         )
     for choice, scheme in zip(choices, schemes, strict=True):
         if scheme is Scheme.FACTORS and choice.factor_bytes is None:
             raise UsageError(
-                f"the exchange plan sends '{choice.name}' as factors, and its gradient has none; "
+                f"the exchange plan sends '{choice.name}' as factors, but its gradient has none; "
                 f"{instead}"
             )
         if scheme is Scheme.ALLREDUCE and choice.compression is not None:
@@ -261,7 +262,7 @@ def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None
             )
         if scheme is not Scheme.SERVER and choice.has_16_bits:
             raise UsageError(
-                f"the exchange plan has '{choice.name}' by {scheme.value}, and parameters of 16 "
+                f"the exchange plan sends '{choice.name}' by {scheme.value}, but parameters of 16 "
                 f"bits go to the shards; {instead}"
             )
 

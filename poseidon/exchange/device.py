@@ -254,8 +254,8 @@ def compute_on(device: torch.device, options: ComputeOptions = DEFAULT_COMPUTE) 
     uses_tf32 = options.precision is Arithmetic.TF32
     if uses_tf32 and device.type != "cuda":
         raise UsageError(
-            "--precision=tf32 is arithmetic of GPUs, and this worker computes on the CPU; expected "
-            "--gpu=IDS, or --precision=float32 or bfloat16"
+            "--precision=tf32 is for GPUs, but this worker computes on the CPU; use --gpu=IDS, or "
+            "--precision=float32 or bfloat16"
         )
     if options.deterministic:
         # cuBLAS reads it when a process first multiplies matrices

@@ -313,8 +313,8 @@ class Hooks:
         if index in self._waiting and index not in self._taken and not self._present:
             raise UsageError(
                 f"'{self._names[index]}' was used before its new value had arrived, because the "
-                "forward pass of its own module has not run, as it did in earlier iterations; "
-                "compute the loss after the previous step()"
+                "forward pass of its module has not run in this iteration; compute the loss after "
+                "the previous step()"
             )
         if not self._sends:
             return

@@ -31,7 +31,7 @@ from ps_server import (
 )
 from ps_server.transport.base import Buffer
 
-SAME_CALLS = "expected the same calls in the same order on all workers"
+SAME_CALLS = "all workers must make the same calls in the same order"
 """The end of an error's sentence, where workers make different calls."""
 
 

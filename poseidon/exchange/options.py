@@ -47,8 +47,8 @@ def _of_rounds(default: Any, text: str, /, **settings: Any) -> Any:
 
 
 POWERSGD_IN_PARTS = (
-    "--compress=powersgd needs two rounds through the shards for each exchange; use a different "
-    "compression, or leave out fragments and delay of --local_steps"
+    "--compress=powersgd cannot be combined with fragments and delay of --local_steps; use a "
+    "different compression, or leave these out"
 )
 
 
@@ -234,8 +234,8 @@ class ExchangeOptions:
         self._check_quorum()
         if self.streams and (self.kind is ExchangeKind.ALLREDUCE or self.staleness):
             raise UsageError(
-                "fragments and delay of --local_steps need the parameter server at "
-                "--staleness=0; expected --exchange=hybrid or ps"
+                "fragments and delay of --local_steps need the parameter server at --staleness=0; "
+                "use --exchange=hybrid or ps"
             )
 
     def _check_quorum(self) -> None:
@@ -278,8 +278,9 @@ class ExchangeOptions:
         if self.quorum and not placed.is_one_each:
             raise UsageError(
                 f"--local_steps=quorum={self.quorum} cannot be combined with "
-                f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
-                f": expected --virtual_workers={placed.processes}, or a job without it"
+                f"{counted(placed.count, 'virtual worker')} on "
+                f"{counted(placed.processes, 'worker')}; use --virtual_workers={placed.processes}, "
+                "or leave it out"
             )
 
     def of_workers(self, placed: VirtualWorkers) -> ExchangeOptions:
@@ -302,8 +303,8 @@ class ExchangeOptions:
                 flag = title_of(ExchangeOptions, name)
                 raise UsageError(
                     f"{flag}={value} cannot be combined with DistributedDataParallel, whose "
-                    f"gradients are the mean over all workers in each step; expected no {flag}, "
-                    f"or {instead}"
+                    f"gradients are the mean over all workers in each step; leave out {flag}, or "
+                    f"use {instead}"
                 )
 
     def first_given(self) -> str:
@@ -412,8 +413,7 @@ class ExchangeOptions:
     def _check_compressed(self) -> None:
         if self.kind is ExchangeKind.ALLREDUCE:
             raise UsageError(
-                "--compress is for tensors that go through the parameter server; expected "
-                "--exchange=hybrid, ps or svb, not allreduce"
+                "--compress needs the parameter server: --exchange=hybrid, ps or svb, not allreduce"
             )
         if self.staleness:
             raise UsageError(f"--compress needs --staleness=0, not {self.staleness}")
@@ -455,7 +455,6 @@ def check_virtual_workers(placed: VirtualWorkers | None, options: ExchangeOption
     virtual = f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
     if options.staleness and not placed.is_one_each:
         raise UsageError(
-            f"{virtual} cannot be combined with --staleness={options.staleness}, whose bits "
-            f"depend on the order of arrival; expected --virtual_workers={placed.processes}, or a "
-            "job without it"
+            f"{virtual} cannot be combined with --staleness={options.staleness}, whose bits depend "
+            f"on the order of arrival; use --virtual_workers={placed.processes}, or leave it out"
         )

@@ -197,9 +197,11 @@ class Peers(Generic[L]):
                 expected, receive = self._receivers[kind]
                 fields = [number for number in numbers if type(number) is int]
                 if len(fields) != len(numbers) or expected not in (None, len(fields)):
-                    raise RemoteProtocolError(f"worker {sender} sends a {kind} with other fields")
+                    raise RemoteProtocolError(f"worker {sender} sends a {kind} with wrong fields")
                 if len(end) > 1 or any(map(len, end)):
-                    raise RemoteProtocolError(f"worker {sender} sends a {kind} with more frames")
+                    raise RemoteProtocolError(
+                        f"worker {sender} sends a {kind} with too many frames"
+                    )
                 receive(sender, fields, payload)
             case _:
                 raise RemoteProtocolError("a peer sent something that is not a message of a worker")

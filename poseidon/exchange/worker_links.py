@@ -403,7 +403,5 @@ def read_header(frame: Buffer) -> list[object]:
         or type(header[0]) is not int
         or header[0] != VERSION
     ):
-        raise RemoteProtocolError(
-            f"a peer uses another version of the workers' protocol than {VERSION}"
-        )
+        raise RemoteProtocolError(f"a peer does not use version {VERSION} of the workers' protocol")
     return header

@@ -70,7 +70,7 @@ class Takes(Enum):
     WORD = "an argument"
     OPTIONAL_WORD = "an argument, or none"
     WORDS = "any number of arguments"
-    REST = "all that follows, flags of another program among it"
+    REST = "all that follows, also flags of a different program"
 
     @property
     def is_word(self) -> bool:

@@ -219,7 +219,7 @@ class HostChanges(JobListener):
                 if self._unchanged:
                     self.try_next(time.monotonic())
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job goes on without
-                self._report(f"warning: hosts can neither join nor come back any more: {error!r}")
+                self._report(f"warning: hosts can no longer join or come back: {error!r}")
                 return
 
     @property
@@ -286,7 +286,7 @@ class HostChanges(JobListener):
                 self._check_goes_on(self._leaving, named(leaving))
             except PoseidonError as error:
                 self._leaving = frozenset()
-                self._report(f"{named(leaving)} was to leave, and stays: {error}")
+                self._report(f"{named(leaving)} cannot leave, and stays: {error}")
 
     def _check_snapshots(self) -> None:
         """Refuse changes of a job that cannot regroup."""
@@ -303,9 +303,9 @@ class HostChanges(JobListener):
                 return False
             self._leave(hosts)
         except PoseidonError as error:
-            self._report(f"{named(hosts)} is asked to end, and cannot leave: {error}")
+            self._report(f"{named(hosts)} was asked to end, but cannot leave: {error}")
             return False
-        self._report(f"{named(hosts)} is asked to end: it leaves the job after the next iteration")
+        self._report(f"{named(hosts)} was asked to end and leaves the job after the next iteration")
         return True
 
     def _join(self, address: str) -> Host:
@@ -321,7 +321,11 @@ class HostChanges(JobListener):
         if not site.opens_files_here and address in present:
             raise JobError(f"{address:.80} is already a host of the job")
         if site.opens_files_here != is_loopback(address):
-            expected = "127.0.0.1" if site.opens_files_here else "one that the others reach"
+            expected = (
+                "127.0.0.1"
+                if site.opens_files_here
+                else "an address that the other hosts can reach"
+            )
             raise JobError(f"{address:.80} cannot reach the job's hosts; expected {expected}")
         if job.virtual_workers.count < workers:
             raise JobError(

@@ -258,8 +258,8 @@ class Job(ABC):
         workers = plan.worker_count
         if count < workers:
             raise UsageError(
-                f"--virtual_workers={count} with {workers} workers: each worker computes for at "
-                f"least one virtual worker; expected {workers} or more, or fewer workers"
+                f"--virtual_workers={count} is less than the {workers} workers of the job; give "
+                f"{workers} or more, or start fewer workers"
             )
         by_number = self.request.virtual_workers is not None or count != workers
         check_virtual_workers(

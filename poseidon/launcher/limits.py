@@ -67,18 +67,18 @@ def problems(hosts: int, processes: int, limits: Limits) -> Sequence[str]:
     found = []
     if limits.threads is not None and limits.threads < threads:
         found.append(
-            f"it needs up to {threads} threads, and may have {limits.threads}; raise `ulimit -u`, "
+            f"it needs up to {threads} threads, but may have {limits.threads}; raise `ulimit -u`, "
             "or the container's --pids-limit"
         )
     if limits.files is not None and limits.files < files:
         found.append(
-            f"it needs up to {files} open files, and may have {limits.files}; raise the hard limit "
+            f"it needs up to {files} open files, but may have {limits.files}; raise the hard limit "
             "(/etc/security/limits.conf, or the container's --ulimit nofile)"
         )
     if limits.memory_bytes < memory:
         found.append(
-            f"it needs about {memory >> 20} MiB of memory, and {limits.memory_bytes >> 20} MiB are "
-            "free; start the job on another machine, or with fewer hosts"
+            f"it needs about {memory >> 20} MiB of memory, but {limits.memory_bytes >> 20} MiB are "
+            "free; start the job on a different machine, or with fewer hosts"
         )
     return found
 

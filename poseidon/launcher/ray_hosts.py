@@ -74,7 +74,7 @@ def ray_hosts(request: JobRequest) -> tuple[Host, ...]:
             if value is not None:
                 raise UsageError(
                     f"{request.hostfile}: client {host.id} has {option}={value}, which is for SSH; "
-                    "expected none with --launcher=ray"
+                    "leave it out with --launcher=ray"
                 )
     return hosts
 
@@ -83,6 +83,6 @@ def _some(resources: Resources, flag: str) -> Resources:
     """Return the resources of a client; Ray refuses a bundle of none."""
     if not any(resources.values()):
         raise UsageError(
-            f"{flag}: a client asks for no resource of its node; expected one above 0, as in CPU=1"
+            f"{flag}: a client must ask for a resource above 0 of its node, such as CPU=1"
         )
     return resources

@@ -462,8 +462,7 @@ class JobRequest(ComputeOptions, RunRequest):
         self._check_ray()
         if self.exchange_plan is not None and not self.exchange.chooses:
             raise UsageError(
-                "--exchange_plan is for --exchange=auto at --staleness=0, in float32 and "
-                "without --local_steps; the plan of every other exchange follows from its flags"
+                "--exchange_plan needs --exchange=auto, --staleness=0, float32 and no --local_steps"
             )
 
     def _check_ray(self) -> None:
@@ -580,9 +579,9 @@ class TrainRequest(TrainingOptions, JobRequest):
         JobRequest.__post_init__(self)
         if self.precision is Arithmetic.FLOAT16 and self.exchange.quorum:
             raise UsageError(
-                "--precision=float16 asks all workers in each iteration whether a gradient is too "
-                "large, and --local_steps=quorum=N continues without some of them; use "
-                "--precision=bfloat16, or leave out quorum"
+                "--precision=float16 cannot be combined with --local_steps=quorum=N, because all "
+                "workers must agree on the scale of the loss; use --precision=bfloat16, or leave "
+                "out quorum"
             )
         if self.snapshot and self.weights:
             raise UsageError(
@@ -614,12 +613,12 @@ class ScriptRequest(JobRequest):
         JobRequest.__post_init__(self)
         if self.precision.has_16_bits:
             raise UsageError(
-                f"--precision={self.precision.value} is for Caffe's nets (train, test, time); a "
-                "script chooses it for its own module, by torch.autocast; expected float32 or tf32"
+                f"--precision={self.precision.value} is for Caffe's nets (train, test, time); in a "
+                "script use torch.autocast, or --precision=tf32"
             )
         if self.channels_last:
             raise UsageError(
-                "--channels_last is for Caffe's nets (train, test, time); a script chooses it by "
+                "--channels_last is for Caffe's nets (train, test, time); in a script use "
                 "module.to(memory_format=torch.channels_last)"
             )
 

@@ -449,8 +449,8 @@ def site_of(request: JobRequest) -> Site:
     remote = [host for host in hosts if not host.is_here]
     if request.launcher is LauncherKind.LOCAL and remote:
         raise UsageError(
-            "--launcher=local starts processes on this machine only, and client "
-            f"{remote[0].id} is on {remote[0].name}"
+            f"--launcher=local starts processes on this machine only, but client {remote[0].id} is "
+            f"on {remote[0].name}"
         )
     if request.launcher is LauncherKind.LOCAL or (
         request.launcher is LauncherKind.AUTO and not remote
@@ -461,7 +461,7 @@ def site_of(request: JobRequest) -> Site:
     if 0 < len(local) < len(hosts):
         raise UsageError(
             f"{request.hostfile}: client {local[0].id} is on {local[0].address}, which the other "
-            "machines cannot reach; expected a name or an address of this machine on their network"
+            "machines cannot reach; use this machine's name or address on their network"
         )
     # imports paramiko, a quarter of the launcher's start, which a job on this machine does not need
     from poseidon.cluster.dial.ssh import SshDialer
@@ -479,8 +479,8 @@ def _check_local(hosts: Sequence[Host], hostfile: str | None) -> None:
         for option in ("python", "workdir"):
             if getattr(host, option) is not None:
                 raise UsageError(
-                    f"{hostfile}: client {host.id} is this machine, without SSH, where {option}= "
-                    f"has no effect; use --launcher=ssh, or leave out {option}="
+                    f"{hostfile}: client {host.id} is this machine and is started without SSH, so "
+                    f"{option}= has no effect; use --launcher=ssh, or leave out {option}="
                 )
 
 

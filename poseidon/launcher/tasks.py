@@ -140,7 +140,9 @@ def _with_workers(host: Host, tasks: int, gpu: str, workers: int) -> Host:
     if gpu == "all":
         return replace(host, gpus=",".join(map(str, range(tasks))))
     if gpu.count(",") + 1 != tasks:
-        raise UsageError(f"--gpu={gpu} with {where}; expected as many devices, or all")
+        raise UsageError(
+            f"--gpu={gpu} with {where}; list one device for each task, or use --gpu=all"
+        )
     return replace(host, gpus=gpu)
 
 

@@ -269,14 +269,14 @@ def _checked(solver: Solver, context: WorkerContext) -> WorkerContext:
     placed, options = contributions.placed, member.options
     if (contributions.process, placed.processes) != (worker.rank, worker.size):
         raise UsageError(
-            f"the solver is number {contributions.process} of {placed.processes}, and its worker "
-            f"number {worker.rank} of {worker.size}; a script of `poseidon run` sets neither "
-            "set_solver_rank() nor set_solver_count()"
+            f"the solver is number {contributions.process} of {placed.processes}, but its worker "
+            f"is number {worker.rank} of {worker.size}; do not call set_solver_rank() or "
+            "set_solver_count() in a script of `poseidon run`"
         )
     if options.staleness or options.local_steps:
         raise UsageError(
-            "a solver of pycaffe averages its diffs in each iteration; expected "
-            "--staleness=0 and no --local_steps"
+            "a solver of pycaffe averages its diffs in each iteration; it needs --staleness=0 and "
+            "no --local_steps"
         )
     if member.virtual_workers is None and not placed.is_one_each:
         member = replace(member, virtual_workers=placed)

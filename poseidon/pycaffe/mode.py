@@ -211,8 +211,9 @@ def placed_virtual_workers() -> tuple[VirtualWorkers, int]:
         if (processes, count or of_job.count) != (of_job.processes, of_job.count):
             raise UsageError(
                 f"the script has {counted(processes, 'solver')} and "
-                f"{counted(count or of_job.count, 'virtual worker')}, and its job "
-                f"{of_job.processes} and {of_job.count}; a script of `poseidon run` sets neither"
+                f"{counted(count or of_job.count, 'virtual worker')}, and its job has "
+                f"{of_job.processes} and {of_job.count}; do not set them in a script of `poseidon "
+                "run`"
             )
         return of_job, rank
     if count is None:

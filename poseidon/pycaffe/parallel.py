@@ -36,9 +36,12 @@ from poseidon.pycaffe.mode import MODE
 from poseidon.pycaffe.solver import Solver
 from ps_server.protocol.virtual_workers import Node, TreeSum
 
-NO_NCCL = "NCCL is not used here: has_nccl() is False; expected caffe.Gloo, or `poseidon train` (see docs/pycaffe.md)"
+NO_NCCL = (
+    "there is no NCCL here (has_nccl() is False); use caffe.Gloo, or `poseidon train` (see "
+    "docs/pycaffe.md)"
+)
 NO_ADDRESS = (
-    "caffe.Gloo(solver) without an address is for scripts of `poseidon run`; expected "
+    "caffe.Gloo(solver) without an address is for scripts of `poseidon run`; write "
     "caffe.Gloo(solver, 'tcp://HOST:PORT')"
 )
 

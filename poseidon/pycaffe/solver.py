@@ -310,8 +310,8 @@ class Solver:
             return
         if placed.processes > 1:
             raise UsageError(
-                f"this process computes for {len(self.nets)} of {placed.count} virtual workers: "
-                "expected a caffe.Gloo among the callbacks, to add the diffs of the others"
+                f"this process computes for {len(self.nets)} of {placed.count} virtual workers; "
+                "add a caffe.Gloo to the callbacks, which adds the diffs of the others"
             )
         self._contributions.average(total_alone)
 

@@ -180,8 +180,7 @@ def _check_shards(
         reason = "factors (example= and batch_size=) are of whole weights"
     if reason:
         raise UsageError(
-            f"the module was divided by fully_shard(), and {reason}; expected distribute() without "
-            "them"
+            f"the module was divided by fully_shard(), and {reason}; call distribute() without them"
         )
 
 
@@ -217,8 +216,8 @@ def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
         return context
     if given:
         raise UsageError(
-            f"distribute() has compress={compress!r} and the job --compress={given}; expected one "
-            "of them"
+            f"distribute() has compress={compress!r} and the job --compress={given}; give one of "
+            "them"
         )
     return _with_options(context, replace(context.member.options, compress=compress))
 
@@ -229,8 +228,8 @@ def _with_virtual_workers(context: WorkerContext, count: int | None) -> WorkerCo
         return context
     if given is not None:
         raise UsageError(
-            f"distribute() has virtual_workers={count}, and the job --virtual_workers="
-            f"{given.count}; expected one of them"
+            f"distribute() has virtual_workers={count} and the job "
+            f"--virtual_workers={given.count}; give one of them"
         )
     if count < context.worker.size:
         raise UsageError(
@@ -249,7 +248,7 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
     if not steps:
         if outer is not None:
             raise UsageError(
-                "outer is for local steps; expected local_steps=H too, with H of 1 or more"
+                "outer= needs local steps; give local_steps=H too, with H of 1 or more"
             )
         return _with_options(context, exchange.without_local_steps)
     if outer is not None:
@@ -299,7 +298,7 @@ def _runs_on(name: str | None, how: object) -> RunsOn:
     if is_rule and found is RunsOn.WORKERS:
         raise UsageError(
             f"on is 'workers' with poseidon.{type(how).__name__}, a rule that the shards apply; "
-            "expected on='shards', or a torch.optim optimizer"
+            "use on='shards', or a torch.optim optimizer"
         )
     return found
 

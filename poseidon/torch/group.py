@@ -427,8 +427,8 @@ class Group:
         """
         if self._context.member.takes_turns:
             raise UsageError(
-                f"keep_own() has a state for each worker, {SEVERAL}; expected as many workers as "
-                "virtual workers, or keep() for what is the same on all"
+                f"keep_own() has a state for each worker, {SEVERAL}; start as many workers as "
+                "virtual workers, or use keep() for what is the same on all"
             )
         self._checkpoints.keep_own(objects)
 

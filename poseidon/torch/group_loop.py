@@ -146,8 +146,8 @@ class Update(ABC):
     def average_gradients(self) -> bool:
         """See `Group.average_gradients`."""
         raise UsageError(
-            f"average_gradients() under {self.label}: the shards use its gradients up; expected "
-            "a torch.optim optimizer on the workers"
+            f"average_gradients() cannot be used with {self.label}, because the shards consume the "
+            "gradients; use a torch.optim optimizer on the workers"
         )
 
     @abstractmethod
@@ -319,8 +319,8 @@ class GroupLoop:
         self.context.check_start()
         if type(self.module) is not self._kind:
             raise UsageError(
-                f"the module became a {type(self.module).__name__} after distribute(), which has "
-                "the parameters that it had before; expected fully_shard() before distribute()"
+                f"the module became a {type(self.module).__name__} after distribute(); call "
+                "fully_shard() before distribute()"
             )
         if torch.is_grad_enabled():
             self.session.check(LoopEvent.FORWARD, **self._resumption())

@@ -228,9 +228,9 @@ class KeptLeaves:
     def _resize(self, found: Found) -> dict[str, Any]:
         if names := found.each[0]:
             raise SnapshotError(
-                f"{found.source.name} was saved by {counted(len(found.each), 'worker')}, and this "
+                f"{found.source.name} was saved by {counted(len(found.each), 'worker')}, but this "
                 f"job has {self._tree.count}: the states of {', '.join(sorted(names))} belong to "
-                "each worker (keep_own); expected as many workers"
+                "each worker (keep_own), so the number of workers must be the same"
             )
         return {}
 

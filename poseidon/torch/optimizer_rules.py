@@ -164,7 +164,7 @@ def _check_convertible(optimizer: Optimizer) -> None:
                 )
     if any(_has_stepped(state) for state in optimizer.state.values()):
         raise UsageError(
-            f"{name} has made steps, whose state the shards do not have; expected a new optimizer "
+            f"{name} has already made steps, whose state the shards do not have; use a new optimizer "
             'and group.resume() or group.load_state_dict(), or on="workers"'
         )
 

@@ -161,8 +161,8 @@ class OwnOptimizerStates:
                 if not _is_same(first.get(key), value):
                     raise UsageError(
                         f"{type(self._optimizer).__name__} has set '{key}' to {first.get(key)} for "
-                        f"one virtual worker and to {value} for another, and its parameter groups "
-                        "have one value; expected as many workers as virtual workers"
+                        f"one virtual worker and to {value} for another, but its parameter groups "
+                        "have one value; start as many workers as virtual workers"
                     )
 
 

@@ -89,8 +89,8 @@ def reduce(values: Sequence[Any], how: ReduceRule) -> Tensor | float:
     for rank, tensor in enumerate(tensors):
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             raise UsageError(
-                f"worker 0 gives all_reduce() {_describe(values[0])}, and worker {rank} "
-                f"{_describe(values[rank])}; expected the same type and shape on all workers"
+                f"worker 0 gives all_reduce() {_describe(values[0])}, but worker {rank} gives "
+                f"{_describe(values[rank])}; all workers must give the same type and shape"
             )
     whole = not first.dtype.is_floating_point
     result = _REDUCE[how](torch.stack(tensors).to(torch.int64 if whole else torch.float64))

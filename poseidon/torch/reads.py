@@ -255,8 +255,7 @@ class Reads:
         if os.getpid() != self._process:
             raise UsageError(
                 "a process that was started after step(), such as a loader's, reads a parameter "
-                "whose value is on its way to the process that has started it; expected "
-                "group.settle() before it starts"
+                "before its new value has arrived; call group.settle() before starting the process"
             )
         with self.turn:
             if isinstance(tensor, OnItsWay):

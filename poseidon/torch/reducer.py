@@ -18,8 +18,8 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 
 TAKES_TURNS = (
-    "{virtual} virtual workers on {workers} take turns, and {what} has one batch of each worker at "
-    "a time; expected as many workers as virtual workers, or poseidon.distribute"
+    "{what} cannot be used with {virtual} virtual workers on {workers}; start as many workers as "
+    "virtual workers, or use poseidon.distribute"
 )
 
 

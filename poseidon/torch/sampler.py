@@ -34,17 +34,15 @@ def _number_of_records(dataset: Sized) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UsageError(
-            f"sampler() and loader() divide records by their numbers, and {name} is an "
-            "IterableDataset, whose records have none; expected a DataLoader of yours, over a "
-            "stream from which each worker takes its own: itertools.islice(records, group.rank, "
-            "None, group.size)"
+            f"sampler() and loader() need records by number, but {name} is an IterableDataset; use "
+            "your own DataLoader over a stream from which each worker takes its records: "
+            "itertools.islice(records, group.rank, None, group.size)"
         )
     try:
         return len(dataset)
     except TypeError as error:
         raise UsageError(
-            f"sampler() and loader() need the number of records, and {name} has no len(); expected "
-            "a dataset with len() and records by number"
+            f"sampler() and loader() need the number of records, but {name} has no len()"
         ) from error
 
 
@@ -143,8 +141,8 @@ class SharedSampler(Sampler[int]):
         """
         if begun != self.begun:
             raise UsageError(
-                "a loop over a sampler or loader continues after a later loop over the same records "
-                "has begun; expected one loop at a time, or a loader with another seed="
+                "a loop over a sampler or loader continues after a later loop over the same "
+                "records has begun; run one loop at a time, or use a loader with a different seed="
             )
 
     def draw(self, virtual_worker: int) -> Iterator[int]:

@@ -170,7 +170,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             if is_first and not (self._opened or mesh.is_connected):
                 LOGGER.warning(
                     "an optimizer makes a step, but nothing connects the %d workers, so each "
-                    "trains alone; expected %s",
+                    "trains alone; use %s",
                     self.document.workers,
                     self._joins_by,
                 )

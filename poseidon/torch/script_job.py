@@ -54,8 +54,8 @@ class ScriptJob(Job):
         devices = devices_from_flag(request.gpu, count_gpus=site.visible_gpus)
         if request.ddp and devices not in (("cpu",), first_gpus(len(devices))):
             raise UsageError(
-                f"--gpu={request.gpu} with --ddp: a script of DistributedDataParallel takes the GPU "
-                "of its LOCAL_RANK; expected --gpu=0,1,..., and CUDA_VISIBLE_DEVICES for others"
+                f"--gpu={request.gpu} cannot be combined with --ddp, whose scripts take the GPU of "
+                "their LOCAL_RANK; use --gpu=0,1,..., and CUDA_VISIBLE_DEVICES for other GPUs"
             )
         if request.ddp:
             check_ddp(request)
@@ -103,9 +103,9 @@ class ScriptJob(Job):
         super().check_virtual_workers(count, plan)
         if self.request.ddp and count != plan.worker_count:
             raise UsageError(
-                f"--virtual_workers={count} with --ddp on {counted(plan.worker_count, 'worker')}: "
-                "a script of DistributedDataParallel has one batch of each worker at a time; "
-                f"expected --virtual_workers={plan.worker_count}, or poseidon.distribute"
+                f"--virtual_workers={count} cannot be combined with --ddp on "
+                f"{counted(plan.worker_count, 'worker')}; use "
+                f"--virtual_workers={plan.worker_count}, or poseidon.distribute"
             )
 
     @property
@@ -219,7 +219,7 @@ def _check_script(request: ScriptRequest, site: Site) -> None:
         raise UsageError(f"there is no script {script}{hint}")
     if script.suffix == ".prototxt":
         raise UsageError(
-            f"{script} is a definition of Caffe, expected a Python script; a solver is trained by: "
+            f"{script} is a definition of Caffe, not a Python script; train a solver with: "
             f"{own_command()} train --solver={shlex.quote(str(script))}"
         )
     _check_syntax(script, site)
@@ -276,16 +276,16 @@ def unfit_for_ddp(request: ScriptRequest) -> str:
         )
     if request.sigint_effect is SignalEffect.SNAPSHOT:
         return (
-            "--sigint_effect=snapshot with DistributedDataParallel: such a script saves by "
-            "itself, and cannot be asked to; expected stop or none"
+            "--sigint_effect=snapshot cannot be combined with DistributedDataParallel, whose "
+            "scripts save by themselves; use stop or none"
         )
     for name in ("elastic", "memory_snapshot_every", "min_workers", "max_rejoins"):
         value, usual = getattr(request, name), _USUAL[name]
         if value not in (usual, 0):
             return (
-                f"{title_of(ScriptRequest, name)}={value} with DistributedDataParallel: such a job takes no snapshots in "
-                "memory, and a loss restarts all its workers; expected --max_restarts=N, or "
-                "poseidon.distribute"
+                f"{title_of(ScriptRequest, name)}={value} cannot be combined with "
+                "DistributedDataParallel, whose jobs take no snapshots in memory; use "
+                "--max_restarts=N, or poseidon.distribute"
             )
     return ""
 

@@ -32,7 +32,7 @@ from poseidon.exchange.base import Trained, is_sharded, like_shard, local_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 
-EXPECTED = "expected fully_shard(module, mesh=poseidon.host_mesh()) before distribute()"
+EXPECTED = "call fully_shard(module, mesh=poseidon.host_mesh()) before distribute()"
 dist: Any = torch.distributed
 
 
@@ -53,8 +53,8 @@ def host_mesh(device: str | None = None) -> DeviceMesh:
     member, kind = context.member, device or context.worker.device.type
     if not dist.is_initialized():
         raise UsageError(
-            "host_mesh() needs the process group of a job; expected `poseidon run SCRIPT`, and "
-            "under --ddp init_process_group() before it"
+            "host_mesh() needs the process group of a job; use `poseidon run SCRIPT`, and under "
+            "--ddp call init_process_group() first"
         )
     _check_hosts(member)
     shape = member.host_count, member.local_workers
@@ -66,9 +66,8 @@ def _check_hosts(member: Membership) -> None:
     workers = member.hosts or (1,)
     if len(set(workers)) > 1:
         raise UsageError(
-            f"hosts have {min(workers)} to {counted(max(workers), 'worker')}, and a module that is "
-            "divided among the workers of a host has a shard for each; expected the same number "
-            "of workers on all hosts"
+            f"hosts have {min(workers)} to {counted(max(workers), 'worker')}, but a module that is "
+            "divided among the workers of a host needs the same number of workers on all hosts"
         )
 
 
@@ -136,9 +135,8 @@ def shards_of(module: nn.Module, member: Membership) -> Shards | None:
     virtual, workers = member.virtual_workers, member.local_workers
     if virtual is not None and virtual.count % workers:
         raise UsageError(
-            f"{counted(virtual.count, 'virtual worker')} with a module of fully_shard(): the "
-            f"{workers} workers of a host compute together for as many virtual workers; expected "
-            f"a multiple of {workers}"
+            f"{counted(virtual.count, 'virtual worker')} cannot be divided among hosts of "
+            f"{workers} workers, which share a module of fully_shard(); use a multiple of {workers}"
         )
     return Shards(member.local_workers, found, {name: named[name].shape for name in found})
 
@@ -153,8 +151,8 @@ def _dimension(name: str, parameter: Any, member: Membership) -> int:
     ranks = mesh.mesh.flatten().tolist()
     if set(ranks) - set(member.host_ranks):
         raise UsageError(
-            f"'{name}' is divided among workers {', '.join(map(str, ranks))}, which are of several "
-            f"hosts, where its shards would travel in every pass; {EXPECTED}"
+            f"'{name}' is divided among workers {', '.join(map(str, ranks))} of several hosts, so "
+            f"its shards would travel in every pass; {EXPECTED}"
         )
     if mesh.ndim != 1 or ranks != list(member.host_ranks) or not placements[0].is_shard():
         raise UsageError(

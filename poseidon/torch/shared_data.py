@@ -169,10 +169,10 @@ class SharedLoader(DataLoader[Any]):
         count = records // self._records if self.drop_last else -(-records // self._records)
         if len(self._of) > 1 and count % self._passes:
             raise UsageError(
-                f"each virtual worker has {count} batches in this epoch, and passes={self._passes}:"
-                " the last ones are not a whole step, and one worker computes for several virtual "
-                f"workers; expected a multiple of {self._passes} batches, by another batch_size, "
-                "or one virtual worker a worker"
+                f"each virtual worker has {count} batches in this epoch, which "
+                f"passes={self._passes} does not divide, and one worker computes for several "
+                "virtual workers; choose a different batch_size, or start as many workers as "
+                "virtual workers"
             )
 
 
@@ -256,8 +256,8 @@ class SharedData:
         """See `Group.loader`."""
         if not even and arguments.get("drop_last"):
             raise UsageError(
-                "loader() was given even=False, with which each record comes once in an epoch, and "
-                "drop_last=True; expected one of them"
+                "loader() was given even=False and drop_last=True, which contradict each other; "
+                "give one of them"
             )
         records: Any = dataset  # a Dataset need not say that it has a length
         sampler = self._sampler(records, shuffle, seed, unfilled=0 if even else batch_size)
@@ -277,14 +277,11 @@ class SharedData:
         """See `Group.weigh`."""
         loop = self._loop
         if loop.context.member.options.staleness or loop.built.local_steps:
-            raise UsageError(
-                "weigh() weighs gradients that are averaged in each step; expected "
-                "--staleness=0 and no local steps"
-            )
+            raise UsageError("weigh() needs --staleness=0 and no local steps")
         if records is not None and loop.context.member.takes_turns:
             raise UsageError(
                 f"weigh() was given the records of a batch, {SEVERAL}, so that not all have read "
-                "theirs yet; expected weigh(loss), with batches of group.loader()"
+                "theirs yet; call weigh(loss), with batches of group.loader()"
             )
         with loop.collecting("weigh") as gather:
             return loop.weights.weigh(loss, records, of, gather)
@@ -295,8 +292,8 @@ class SharedData:
         loop.check_open("epoch")
         if loop.context.member.takes_turns:
             raise UsageError(
-                f"epoch() waits for the other workers before each batch, {SEVERAL}; expected "
-                "batches of group.loader(), of which each has equally many"
+                f"epoch() waits for the other workers before each batch, {SEVERAL}; use "
+                "group.loader(), which gives each the same number of batches"
             )
         rank = loop.context.worker.rank
         return loop.weights.until_all_end(batches, lambda part: self._gather("epoch", part), rank)

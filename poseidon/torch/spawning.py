@@ -63,16 +63,15 @@ OTHER_RANK = (
     "this machine's workers: {ranks}"
 )
 FIRST_STARTS_NONE = (
-    "the script starts processes that call init_process_group() in worker {own}, and none in worker "
-    "{first}, the first one of its machine, whose processes take the places of all; expected the "
-    "same in all workers"
+    "worker {own} starts processes that call init_process_group(), but worker {first}, the first "
+    "of its machine, starts none; all workers must do the same"
 )
 WITHOUT_A_WORD = (
     "the process that the script has started for this worker has ended without a message"
 )
 OWN_GROUP = (
-    "the script has started processes that take part in the job, and then calls "
-    "init_process_group() itself; expected one of the two"
+    "the script calls init_process_group() both itself and in processes that it has started; do "
+    "one of the two"
 )
 
 

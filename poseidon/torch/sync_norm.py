@@ -37,8 +37,8 @@ def check_norms(module: nn.Module, member: Membership) -> None:
         reason = f"{virtual.processes} of them compute for {virtual.count} virtual workers in turn"
     if reason and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
         raise UsageError(
-            "torch.nn.SyncBatchNorm normalizes over all workers in each forward pass, and "
-            f"{reason}; expected BatchNorm, no quorum, and as many workers as virtual workers"
+            "torch.nn.SyncBatchNorm normalizes over all workers in each forward pass, but "
+            f"{reason}; use BatchNorm, or no quorum and as many workers as virtual workers"
         )
 
 

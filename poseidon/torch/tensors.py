@@ -234,13 +234,13 @@ def module_tensors(
         isinstance(child, torch.jit._script.RecursiveScriptModule) for child in module.modules()
     ):
         raise UsageError(
-            f"{type(module).__name__} has layers of torch.jit.script, which take no hooks; expected "
-            "the module before torch.jit.script, or torch.compile of it"
+            f"{type(module).__name__} has layers of torch.jit.script, which take no hooks; give "
+            "distribute() the module before torch.jit.script, or use torch.compile"
         )
     if any(isinstance(child, DistributedDataParallel) for child in module.modules()):
         raise UsageError(
-            "the module has a DistributedDataParallel, which averages gradients itself; expected "
-            "the module within it, or `poseidon run --ddp` for a script without distribute()"
+            "the module has a DistributedDataParallel, which averages gradients itself; give "
+            "distribute() the module within it, or use `poseidon run --ddp` without distribute()"
         )
     found = ModuleTensors(exchanged={}, rest={}, looked_up=looked_up(module), tables=tables)
     of_tables = {parameter for table in tables for parameter in table.module.parameters()}
@@ -255,8 +255,8 @@ def module_tensors(
             )
         if tensor.is_meta:
             raise UsageError(
-                f"'{name}' has no values: it is on torch's meta device; expected "
-                "module.to_empty(device=...), and its values set, before distribute()"
+                f"'{name}' is on torch's meta device and has no values; call "
+                "module.to_empty(device=...) and set the values before distribute()"
             )
         if tensor in of_tables:
             found.rest[name] = tensor

@@ -130,7 +130,7 @@ class UpdateRule:
         for group in self.groups:
             if not any(fnmatchcase(name, group.names) for name in names):
                 raise UsageError(
-                    f"no parameter of the module fits the group '{group.names}'; there are "
+                    f"the group '{group.names}' matches no parameter of the module; there are "
                     f"{', '.join(names)}"
                 )
 
@@ -353,8 +353,8 @@ class Muon(UpdateRule):
     def _rule(self, name: str, shape: Sequence[int]) -> Rule:
         if len(shape) != 2:
             raise UsageError(
-                f"Muon is for matrices, and '{name}' has the shape {tuple(shape)}; expected "
-                "others=poseidon.AdamW(...), or a torch.optim optimizer for it"
+                f"Muon is for matrices, but '{name}' has the shape {tuple(shape)}; give Muon "
+                "others=poseidon.AdamW(...), or use a torch.optim optimizer"
             )
         a, b, c = map(float, self.ns_coefficients)
         return Rule(

@@ -86,8 +86,8 @@ class BatchWeights:
         if records is None:
             if self._known is None:
                 raise UsageError(
-                    "weigh() needs the number of records of this batch; expected "
-                    "weigh(loss, len(x)), or batches of group.loader()"
+                    "weigh() needs the number of records of this batch; call weigh(loss, len(x)), "
+                    "or use batches of group.loader()"
                 )
             known, of_all = self._known
             factor = known * self._workers / of_all
@@ -111,8 +111,8 @@ class BatchWeights:
         if self._must_weigh:
             raise UsageError(
                 "the workers' batches of this step have different numbers of records, so their "
-                "plain mean is not the mean over the records; expected group.weigh(loss).backward()"
-                ", or with a loader of yours group.weigh(loss, len(x)).backward()"
+                "plain mean is not the mean over the records; call group.weigh(loss).backward(), "
+                "or with your own loader group.weigh(loss, len(x)).backward()"
             )
 
     def until_all_end(self, batches: Iterable[Batch], gather: Gather, rank: int) -> Iterator[Batch]:
@@ -132,8 +132,8 @@ class BatchWeights:
                 return
             if step == 0 and any(fillers):
                 raise UsageError(
-                    f"worker {fillers.index(True)} has no batch at all, and worker "
-                    f"{fillers.index(False)} has; expected one or more on every worker"
+                    f"worker {fillers.index(True)} has no batch, but worker {fillers.index(False)} "
+                    "has; every worker needs at least one"
                 )
             last = last if found is None else found
             if any(fillers) or self._known is None:

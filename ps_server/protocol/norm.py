@@ -156,7 +156,7 @@ class OutsideNorms:
         """
         if clock != self._clock:
             raise RemoteProtocolError(
-                f"a norm of iteration {clock} came; expected that of iteration {self._clock}"
+                f"a norm of iteration {clock} came; expected iteration {self._clock}"
             )
         self._clock += 1
         self._came.clear()

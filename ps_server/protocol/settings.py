@@ -531,7 +531,10 @@ class StoreSpec:
         for name in self.__slots__:
             mine, others = getattr(self, name), getattr(other, name)
             if mine != others and name == "tables":
-                return f"brings {len(others)} tables that differ from the {len(mine)} of the first worker; expected the same tensors on all workers"
+                return (
+                    f"brings {len(others)} tables that differ from the {len(mine)} of the first "
+                    "worker; all workers must have the same tensors"
+                )
             if mine != others:
                 return f"has {name} {others}; the first worker has {mine}"
         return "agrees"

@@ -86,7 +86,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (b"0 h 9000 python=$(reboot)", "hosts:1: 'python=.*': expected a path"),
         (b"0 h 9000 workdir=../x", "hosts:1: 'workdir=.*': expected a path"),
         (b"0 h 9000 role=boss", "hosts:1: 'role=boss' is not a role"),
-        (b"0 h 9000 role=server", "hosts: every client says role=server"),
+        (b"0 h 9000 role=server", "hosts: every client has role=server"),
     ],
 )
 def test_machinefiles(
@@ -339,7 +339,7 @@ CASES = [
     ),
     Case(
         "another torch",
-        "torch .* is installed there, and .* on .*; expected the same",
+        "torch .* is installed there, and .* on .*; install the same version",
         words="python=~/old/python",
         spoil=on_host(TORCH),
         both=True,

@@ -255,9 +255,9 @@ def test_a_worker_that_waits_for_another_step_ends_the_job(tmp_path: Path) -> No
     done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "poseidon run: worker 0 waits in torch.distributed.barrier() after step 2, and worker 1 has "
-        "gone on to step 3 without it: all workers must call torch.distributed.barrier(), after "
-        "equally many steps"
+        "poseidon run: worker 0 waits in torch.distributed.barrier() after step 2, but worker 1 has "
+        "continued to step 3: all workers must call torch.distributed.barrier() after "
+        "the same number of steps"
     )
 
 
@@ -303,7 +303,7 @@ for step in range(4):
             "worker 0: train.py, line 9: the script ended itself with 3",
             marks=pytest.mark.thorough,
         ),
-        ("sys.exit(0)", r"worker 1 calls broadcast\(.*line 10\), and worker 0 has left"),
+        ("sys.exit(0)", r"worker 1 calls broadcast\(.*line 10\), but worker 0 has left"),
     ],
 )
 def test_a_worker_does_not_wait_for_one_of_its_host_that_waits_for_its_next_call(
@@ -336,8 +336,8 @@ def test_an_error_of_a_collective_that_the_script_catches_ends_the_job(tmp_path:
     done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "poseidon run: worker 1 calls broadcast(1 x float32, from 0) (train.py, line 6), and worker "
-        "0 barrier() (train.py, line 8); expected the same calls in the same order on all workers"
+        "poseidon run: worker 1 calls broadcast(1 x float32, from 0) (train.py, line 6), but worker "
+        "0 barrier() (train.py, line 8); all workers must make the same calls in the same order"
     )
 
 

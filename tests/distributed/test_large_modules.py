@@ -422,10 +422,10 @@ def test_what_cannot_be_exchanged_is_refused_in_a_sentence(printed: str) -> None
     for line, named in zip(
         refused,
         (
-            "'word.weight' is divided among workers 0, 1, 2, 3, which are of several hosts",
+            "'word.weight' is divided among workers 0, 1, 2, 3 of several hosts",
             "'word.weight' is not divided, and other parameters of the module are",
             "poseidon.Muon for 'word.weight' needs the whole matrix",
-            "5 virtual workers with a module of fully_shard()",
+            "5 virtual workers cannot be divided",
             "the module became a FSDPGPT after distribute()",
         ),
         strict=True,

@@ -283,7 +283,7 @@ def test_the_host_of_a_task_that_is_asked_to_end_leaves_an_elastic_job(
                 os.kill(started[0].pid, signal.SIGTERM)
         ended = ends(started)
     assert [status for status, _ in ended] == [143, 0, 143], said
-    assert "client 1 (127.0.0.1) is asked to end: it leaves the job" in "".join(said)
+    assert "client 1 (127.0.0.1) was asked to end and leaves the job" in "".join(said)
     assert "repeated" not in said[-1]
 
 

@@ -277,8 +277,8 @@ def test_workers_that_are_out_of_step_end_the_job(folder: Path, how: str) -> Non
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.match(  # 8: the steps of both modules
-        "poseidon run: worker 0 waits in mean\\(\\) after step 8, and worker 1 has gone on to step "
-        r"\d+ without it: all workers",
+        "poseidon run: worker 0 waits in mean\\(\\) after step 8, but worker 1 has continued to step "
+        r"\d+: all workers",
         last,
     ), last
 

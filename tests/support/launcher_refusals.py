@@ -171,7 +171,7 @@ FLAGS_AND_FILES = (
     Broken(
         name="kill-without-target",
         command=("kill",),
-        says=r"expected a job's id, a machinefile, or --all",
+        says=r"give a job's id, a machinefile, or --all",
         code=2,
     ),
 )

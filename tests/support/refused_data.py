@@ -126,7 +126,7 @@ DATA_AND_MODELS = (
         name="powersgd-with-a-limit-of-the-norm",
         edit=(TWO, solver("max_iter: 2", "max_iter: 2 clip_gradients: 35")),
         flags=("--compress=powersgd:1",),
-        says=r"clip_gradients: 35 is not possible with --compress=powersgd:1: ",
+        says=r"clip_gradients: 35 cannot be combined with --compress=powersgd:1, ",
         code=2,
     ),
     Broken(

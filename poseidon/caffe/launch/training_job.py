@@ -159,9 +159,9 @@ class TrainingJob(Job):
         super().check_virtual_workers(count, plan)
         if count != plan.worker_count and not self.shares_data():
             raise UsageError(
-                f"--virtual_workers={count} with {counted(plan.worker_count, 'worker')}: a data "
-                "layer gives each client a part of the records; expected shared_file_system: true "
-                f"in each data layer, or --virtual_workers={plan.worker_count}"
+                f"--virtual_workers={count} with {counted(plan.worker_count, 'worker')} needs "
+                "shared_file_system: true in each data layer; set it, or use "
+                f"--virtual_workers={plan.worker_count}"
             )
 
     def usual_threads(self, role: WorkerPlan) -> int:
@@ -365,8 +365,8 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
     """Refuse what needs the values of all workers in each iteration."""
     if steps and solver.snapshot_diff:
         raise UsageError(
-            f"snapshot_diff: true needs the change of every iteration, and --local_steps={steps} "
-            f"exchanges once in {steps}; expected snapshot_diff: false, or no --local_steps"
+            f"snapshot_diff: true cannot be combined with --local_steps={steps}, which exchanges "
+            f"once in {steps} iterations; set snapshot_diff: false, or leave out --local_steps"
         )
 
 
@@ -395,9 +395,9 @@ def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
     """
     if solver.clip_gradients > 0 and options.names_powersgd and not options.local_steps:
         raise UsageError(
-            f"clip_gradients: {solver.clip_gradients:g} is not possible with "
-            f"--compress={options.compress:.80}: PowerSGD cannot be combined with gradient "
-            "clipping; leave out clip_gradients, or use a different compression"
+            f"clip_gradients: {solver.clip_gradients:g} cannot be combined with "
+            f"--compress={options.compress:.80}, which uses PowerSGD; leave out clip_gradients, or "
+            "use a different compression"
         )
 
 
@@ -418,10 +418,9 @@ def check_automatic_compression(
         isinstance(each, LowRank) and (all_go or not info.factors) for info, each in compressions
     ):
         raise UsageError(
-            f"clip_gradients: {solver.clip_gradients:g} is not possible with "
-            f"--compress={options.compress:.80} and this loss budget, which allows PowerSGD: it "
-            "cannot be combined with gradient clipping; leave out clip_gradients, or use a "
-            "smaller budget"
+            f"clip_gradients: {solver.clip_gradients:g} cannot be combined with "
+            f"--compress={options.compress:.80} and this loss budget, which allows PowerSGD; leave "
+            "out clip_gradients, or use a smaller budget"
         )
 
 
@@ -431,7 +430,7 @@ def rounds_that_end_early(solver: SolverParameter, steps: int) -> list[str]:
         return []
     intervals = {name: getattr(solver, name) for name in ("snapshot", "test_interval")}
     return [
-        f"{name} {interval} is not a multiple of --local_steps={steps}: there a round ends early"
+        f"{name} {interval} is not a multiple of --local_steps={steps}, so rounds end early there"
         for name, interval in intervals.items()
         if interval % steps
     ]

@@ -201,7 +201,8 @@ class SigmoidCrossEntropyLoss(LabelLoss):
         (scores, targets), loss = bottoms, self.param.loss_param
         if not scores or math.prod(scores) != math.prod(targets):
             raise LayerError(
-                f"bottoms have shapes {times(scores)} and {times(targets)}, expected as many values"
+                f"bottoms have shapes {times(scores)} and {times(targets)}, expected the same "
+                "number of values"
             )
         self.ignore_label = loss.ignore_label if loss.HasField("ignore_label") else None
         is_set = loss.HasField("normalization") or loss.HasField("normalize")

@@ -141,7 +141,8 @@ class Crop(Layer):
         axis = canonical_axis(param.axis, shape)
         if len(like) != len(shape):
             raise LayerError(
-                f"bottoms have shapes {times(shape)} and {times(like)}, expected as many axes"
+                f"bottoms have shapes {times(shape)} and {times(like)}, expected the same number "
+                "of axes"
             )
         cropped = len(shape) - axis
         if len(param.offset) > 1 and len(param.offset) != cropped:

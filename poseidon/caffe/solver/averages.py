@@ -73,8 +73,8 @@ def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
     if len({len(payload) for payload in payloads}) > 1:
         counts = ", ".join(str(len(payload) // 8 - 1) for payload in payloads)
         raise DataError(
-            f"the net's outputs have {counts} numbers on the workers, expected as many on each; "
-            f"{HIDE}"
+            f"the net's outputs have {counts} numbers on the workers, expected the same number on "
+            f"each; {HIDE}"
         )
     numbers: NDArray[np.float64] = np.stack(
         [np.frombuffer(payload, dtype="<f8") for payload in payloads]

@@ -124,8 +124,7 @@ def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
     reader = next((reader for _, reader in net.readers()), None)
     if reader is None and not limit:
         raise UsageError(
-            f"{extraction.model} reads no database, so its data has no end; expected a "
-            "num_mini_batches"
+            f"{extraction.model} reads no database, so its data has no end; give NUM_MINI_BATCHES"
         )
     rows = {name: net.blob_shapes[name][:1] for name in extraction.blobs}
     batch = reader.shape[:1] if reader is not None else max(rows.values())

@@ -169,8 +169,8 @@ class Extraction(WorkerDocument):
         WorkerDocument.__post_init__(self)
         if not self.blobs or len(self.blobs) != len(self.databases):
             raise UsageError(
-                f"{len(self.blobs)} blobs are to be extracted into {len(self.databases)} "
-                "databases, expected as many names of the one as of the other, parted by commas"
+                f"{len(self.blobs)} blobs and {len(self.databases)} databases are named; give one "
+                "database for each blob, separated by commas"
             )
         for names, what in ((self.blobs, "blob"), (self.databases, "database")):
             twice = next((name for name in names if names.count(name) > 1), None)

@@ -66,7 +66,7 @@ def _picture_words(parser: Parser, beside: str) -> None:
 def _picture_flags(group: FlagGroup) -> None:
     switch(group, "gray", "read pictures as grey ones")
     switch(group, "shuffle", "change the order of the pictures")
-    switch(group, "check_size", "make sure that all pictures have as many values")
+    switch(group, "check_size", "check that all pictures have the same number of values")
     switch(group, "encoded", "keep the pictures in their file format")
     text = "keep them in this format: png, jpg, ..."
     flag(group, "encode_type", text, default="", metavar="FORMAT")

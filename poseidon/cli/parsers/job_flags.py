@@ -44,8 +44,8 @@ TERMS = {
     "the mean of their changes: docs/local_steps.md. --staleness then counts rounds.",
     Section.RAY: "Ray starts the job's processes on nodes of its cluster, which this command only "
     "connects to: docs/ray.md.",
-    Section.ELASTIC: "A job on several hosts keeps snapshots in memory, and goes on from them when "
-    "a worker, a host or a link is lost: docs/elastic_jobs.md. --elastic=0: it restarts instead.",
+    Section.ELASTIC: "A job on several hosts keeps snapshots in memory, and continues from them when a worker, "
+    "a host or a link is lost: docs/elastic_jobs.md. --elastic=0: it restarts instead.",
     Section.FAILURES: "A restart starts all processes again from the newest snapshot, when a process, "
     "a host or a link was lost.",
 }

@@ -86,7 +86,7 @@ class AgentState:
             return self.reject("a request before Hello")
         if isinstance(request, m.StartProcess):
             if request.id in self._started:
-                why = f"process {request.id} was started before"
+                why = f"process {request.id} has already been started"
                 return [Send(report=m.Refused(id=request.id, message=why))]
             self._started.add(request.id)
         elif isinstance(request, m.WriteLine | m.SendSignal) and request.id not in self._started:
@@ -132,8 +132,8 @@ class AgentState:
     def _greet(self, hello: m.AgentHello) -> list[Action]:
         if (hello.protocol, hello.version) != (m.PROTOCOL, self._version):
             return self.reject(
-                f"Poseidon {self._version} is installed there, and {hello.version} here; "
-                "expected the same"
+                f"Poseidon {self._version} is installed there, and {hello.version} here; install "
+                "the same version"
             )
         self._greeted = True
         self._silence_s, self.grace_s = hello.silence_s, hello.grace_s

@@ -243,7 +243,7 @@ def dial_actor(
     if version != __version__:
         raise JobError(
             f"{label}: Poseidon {version} is installed for Ray's Python {description['python']}, "
-            f"and {__version__} at the launcher; expected the same"
+            f"and {__version__} at the launcher; install the same version"
         )
     keys = ChannelKeys()
     far, channel = QueueChannel.pair()

@@ -210,7 +210,7 @@ _MEANING = {
         "look at the routes (`ip route get`) and the firewall",
     ),
     "other": (
-        "another program answers, or something between them ends the connection",
+        "a different program answers, or something between them ends the connection",
         "take another port",
     ),
 }

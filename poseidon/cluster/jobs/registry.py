@@ -209,7 +209,9 @@ class Registry:
                 "remove it by hand"
             ) from error
         if record.job != job:
-            raise JobError(f"{path} is the record of another job, {record.job}; remove it by hand")
+            raise JobError(
+                f"{path} is the record of a different job, {record.job}; remove it by hand"
+            )
         return record
 
     def remove(self, job: str) -> None:

@@ -350,8 +350,8 @@ class LoopPositions:
         for position, ranks in self._ranks.items():
             if position.current == DISTRIBUTE:
                 return (
-                    f"worker {next(iter(ranks))} waits in distribute(), and worker {self._absent} "
-                    "has ended without it: every worker must call poseidon.distribute()"
+                    f"worker {next(iter(ranks))} waits in distribute(), but worker {self._absent} "
+                    "has ended without calling it: every worker must call poseidon.distribute()"
                 )
         return None
 
@@ -423,6 +423,7 @@ def _mismatch(rank: int, position: ReportedPosition, other: int, ahead: Reported
     if position.current == LEAVING:
         waits, must = "at the end of its `with` block", "end it"
     return (
-        f"worker {rank} waits {waits} after step {position.steps}, and worker {other} has gone on "
-        f"to step {_reached(ahead)} without it: all workers must {must}, after equally many steps"
+        f"worker {rank} waits {waits} after step {position.steps}, but worker {other} has "
+        f"continued to step {_reached(ahead)}: all workers must {must} after the same number of "
+        "steps"
     )

@@ -563,9 +563,9 @@ class JobStateMachine:
         for worker in self._workers:
             if waiting and worker.name not in known and worker.finish_by_s is not None:
                 sentence = (
-                    f"worker {waiting.name.index} begins a collective of torch.distributed, and "
-                    f"worker {worker.name.index} has ended without one; expected the same calls on "
-                    "all workers"
+                    f"worker {waiting.name.index} begins a collective of torch.distributed, but "
+                    f"worker {worker.name.index} has ended without one; all workers must make the "
+                    "same calls"
                 )
                 self._fail(Cause(rank=CauseRank.OWN_ERROR, sentence=sentence), now)
                 return

@@ -138,7 +138,7 @@ class AllReduceCarrier(GradientCarrier):
             if any(offer.get(key) != offers[0].get(key) for key in ("tensors", "checksum")):
                 raise SpecError(
                     f"the tensors of worker {rank} ({offer.get('tensors')}) differ from worker 0's "
-                    f"({offers[0].get('tensors')}); expected the same tensors on all workers"
+                    f"({offers[0].get('tensors')}); all workers must have the same tensors"
                 )
         common_kernel(samples, required=self._equal_bits)
         if self._delivery is None:

@@ -85,7 +85,7 @@ class RecordedPlan:
         if missing or extra:
             which = f"has no tensor '{missing[0]}'" if missing else f"has a tensor '{extra[0]}'"
             raise UsageError(
-                f"the exchange plan belongs to a different net: it {which}; give the plan of a "
-                "job with the same net, or leave out --exchange_plan"
+                f"the exchange plan is for a different net: it {which}; give the plan of a job "
+                "with the same net, or leave out --exchange_plan"
             )
         return tuple(self.schemes[name] for name in names)

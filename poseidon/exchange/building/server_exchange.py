@@ -288,9 +288,9 @@ def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
     few_bits = member.options.precision is not Precision.FLOAT32
     if count > 1 and (few_bits or any(choice.is_compressed for choice in part.plan.choices)):
         raise UsageError(
-            "a job on one host sends nothing, so nothing is rounded or encoded, and its virtual "
-            "workers would not have the bits of several hosts; expected no --compress and no "
-            "--wire_precision, or a machinefile of two lines"
+            "a job on one host sends nothing, so with --compress or --wire_precision its virtual "
+            "workers would not have the bits of several hosts; leave these flags out, or use a "
+            "machinefile of two lines"
         )
     carrier = AloneCarrier(
         part.tensors,
@@ -360,8 +360,8 @@ def low_rank_of(plan: ExchangePlan, settings: ExchangeSettings) -> dict[int, Low
     }
     if found and settings.clip is not None:
         raise UsageError(
-            "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients "
-            "or clip=, another compression, or with --compress=auto a smaller loss budget"
+            "--compress=powersgd cannot be combined with clip_gradients or clip=; leave these "
+            "out, or use a different compression (with --compress=auto a smaller loss budget)"
         )
     return found
 

@@ -96,7 +96,7 @@ class HostGroup:
                     one, other = sorted((rank, self.rank))
                     raise PeerLost(
                         f"{self.links.name(other)} has other tensors than {self.links.name(one)}; "
-                        "expected the same tensors on all workers"
+                        "all workers must have the same tensors"
                     )
         except Exception as error:
             self.links.refuse(as_server_error(error, "the workers of this machine did not meet"))

@@ -194,8 +194,8 @@ class HostLinks:
     def _take(self, rank: int, stream: socket.socket, *, expected: range) -> None:
         if rank not in expected or rank in self._streams:
             raise PeerLost(
-                f"a worker of this machine came as number {rank} of {self._network.size}; expected "
-                "workers of one job, with the same number of workers"
+                f"a worker of this machine joined as worker {rank} of {self._network.size}; all "
+                "must be workers of one job"
             )
         self._streams[rank] = stream
         self._network.interruption.on_interrupt(lambda _: _shut(stream))
@@ -270,9 +270,8 @@ class HostLinks:
                     raise RemoteProtocolError("a process of this machine is not of this job")
                 if size != self._network.size:
                     raise PeerLost(
-                        f"{self.name(rank)} expects {size} workers on this machine, and "
-                        f"{self.name(self._network.rank)} expects {self._network.size}; expected "
-                        "the same number"
+                        f"{self.name(rank)} expects {size} workers on this machine, but "
+                        f"{self.name(self._network.rank)} expects {self._network.size}"
                     )
                 return rank, payload, files
             case [_, "Failed"]:

@@ -137,7 +137,7 @@ def _of_file(floats: int, file: int, device: Device) -> Tensor:
     except (OSError, ValueError) as error:
         raise TransportError(
             f"the workers of this machine cannot share {length / 2**20:.0f} MiB of memory: "
-            f"{getattr(error, 'strerror', None) or error}; expected so much free memory, or fewer "
+            f"{getattr(error, 'strerror', None) or error}; free as much memory, or put fewer "
             "workers on this machine"
         ) from error
     memory = (

@@ -91,8 +91,8 @@ class Auto:
             )
         if not (math.isfinite(self.budget) and self.budget >= least):
             raise UsageError(
-                f"a loss budget of {self.budget:g} is below the measured loss of every compression; "
-                f"expected {least:g} or more, or no --compress"
+                f"a loss budget of {self.budget:g} is below the measured loss of every "
+                f"compression; give {least:g} or more, or leave out --compress"
             )
 
     def __str__(self) -> str:

@@ -354,8 +354,8 @@ class _Call:
         size = memoryview(payload).nbytes
         if size != like.nbytes:
             raise DifferentCalls(
-                f"{self._call}: worker {self._owner.ranks[sender]} sends {size} bytes, and worker "
-                f"{self._mesh.rank} expects {like.nbytes}; expected tensors of one size"
+                f"{self._call}: worker {self._owner.ranks[sender]} sends {size} bytes, but worker "
+                f"{self._mesh.rank} expects {like.nbytes}; all tensors must have one size"
             )
         if not size:
             return torch.empty_like(like)

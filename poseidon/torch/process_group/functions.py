@@ -36,7 +36,7 @@ FSDP_MESHES = "torch.distributed.fsdp._fully_shard._fsdp_common"
 """Modules of torch that import the compiler, so that they are left to scripts which use them."""
 ACROSS_HOSTS = (
     "tensor parallelism over workers of several hosts sends every activation between hosts; "
-    "expected a mesh of workers of one host for parallelize_module(), such as "
+    "give parallelize_module() a mesh of the workers of one host, such as "
     'init_device_mesh(device, (hosts, workers), mesh_dim_names=("replicate", "tensor"))["tensor"]'
 )
 
@@ -47,19 +47,19 @@ SHARDS_ACROSS_HOSTS = (
 )
 
 HAS_GROUP = (
-    "the script calls init_process_group(), and the workers of `poseidon run` have a process group "
-    "already; expected `poseidon run --ddp` for a script of DistributedDataParallel, or no such call"
+    "the script calls init_process_group(), but the workers of `poseidon run` have a process "
+    "group already; use `poseidon run --ddp` for a script of DistributedDataParallel, or remove "
+    "the call"
 )
 
 CALLS_OTHERS = (
-    "torch.distributed.rpc connects the workers by itself and runs what it receives; expected "
-    "collectives, send() and recv() of torch.distributed, or torchrun"
+    "torch.distributed.rpc is not supported, because it makes its own connections and runs what "
+    "it receives; use collectives, send() and recv() of torch.distributed, or torchrun"
 )
 
 JOINS_SEVERAL = (
-    "Join has several DistributedDataParallel modules, whose reductions a worker that has ended its "
-    "inputs cannot repeat in the others' order, and torch aborts; expected one module, which may "
-    "contain the others"
+    "Join of several DistributedDataParallel modules is not supported, because torch aborts; use "
+    "one module, which may contain the others"
 )
 
 
@@ -142,9 +142,9 @@ def make_default_group(mesh: Mesh) -> Callable[..., None]:
     ) -> None:
         if world_size not in (-1, mesh.size) or rank not in (-1, mesh.rank):
             raise UsageError(
-                f"init_process_group(world_size={world_size}, rank={rank}) in worker {mesh.rank} of "
-                f"a job of {counted(mesh.size, 'worker')}; expected the numbers of the job, which "
-                "are in WORLD_SIZE and RANK, or none"
+                f"init_process_group(world_size={world_size}, rank={rank}) in worker {mesh.rank} "
+                f"of a job of {counted(mesh.size, 'worker')}; give the numbers in WORLD_SIZE and "
+                "RANK, or none"
             )
         _check_backend(backend)
         initialize(mesh, **({} if timeout is None else {"timeout": timeout}))

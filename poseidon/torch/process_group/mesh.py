@@ -221,7 +221,7 @@ class Mesh:
                 self.check()
                 if (links.left | self._ended).issuperset(senders):
                     raise DifferentCalls(
-                        f"worker {self.rank} calls {call}, and worker {min(senders)} has left; "
+                        f"worker {self.rank} calls {call}, but worker {min(senders)} has left; "
                         f"{SAME_CALLS}"
                     )
             return found
@@ -237,7 +237,7 @@ class Mesh:
         if message.call != call.text:
             theirs = CollectiveCall("", 0, message.call, message.place)
             raise DifferentCalls(
-                f"worker {self.rank} calls {call}, and worker {sender} {theirs}; {SAME_CALLS}"
+                f"worker {self.rank} calls {call}, but worker {sender} {theirs}; {SAME_CALLS}"
             )
         return message.payload
 
@@ -288,7 +288,7 @@ class Mesh:
             self.check()
             if links is not None and self.rank and 0 in links.left:
                 raise JobError(
-                    f"worker {self.rank} uses the store of the process group, and worker 0, which "
+                    f"worker {self.rank} uses the store of the process group, but worker 0, which "
                     "holds it, has ended; let worker 0 wait for the others"
                 )
             return None
@@ -308,7 +308,9 @@ class Mesh:
         try:
             self._table.ask(tuple(msgpack.unpackb(frame)), reply)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            raise RemoteProtocolError(f"worker {sender} asks the store nothing valid") from error
+            raise RemoteProtocolError(
+                f"worker {sender} sent the store an invalid request"
+            ) from error
 
     def end(self) -> None:
         """Tell the others that this worker begins no more calls: those that wait for one have an

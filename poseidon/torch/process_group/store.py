@@ -98,7 +98,7 @@ class StoreTable:
             case ("length", str(key)):
                 return len(self._queues.get(key, ()))
             case _:
-                raise ValueError("this is no request of a store")
+                raise ValueError("this is not a request of a store")
 
 
 class SharedStore(dist.Store):  # type: ignore[misc]

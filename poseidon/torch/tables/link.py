@@ -268,8 +268,8 @@ class EmbeddingRows(TableLink):
             return
         if gradient.layout is not torch.sparse_coo:
             raise UsageError(
-                f"the gradient of '{self.spec.name}' is dense, though its module is sparse; "
-                "expected that only its own module uses it"
+                f"the gradient of '{self.spec.name}' is dense, although its module is sparse; only "
+                "its own module may use it"
             )
         gradient = gradient.coalesce()
         yield (

@@ -54,9 +54,9 @@ def row_rule(rule: UpdateRule, name: str) -> tuple[RowRule, float]:
     made, dense = _RULES.get(type(rule)), rule.server_rule(name, (1, 1))
     if made is None or (type(rule) is SGD and dense.momentum) or dense.decay:
         raise UsageError(
-            f"table '{name}' cannot follow {type(rule).__name__} with these arguments, which moves "
-            "rows without a gradient too; expected SGD without momentum, Adam (its moments stay "
-            "where a row has no gradient), AdaGrad or RowWiseAdaGrad, without weight decay"
+            f"table '{name}' cannot use {type(rule).__name__} with these arguments, which moves "
+            "rows without a gradient too; use SGD without momentum, Adam (its moments stay where "
+            "a row has no gradient), AdaGrad or RowWiseAdaGrad, without weight decay"
         )
     return made(rule), dense.rate_factor
 
@@ -98,9 +98,9 @@ def rule_of_optimizer(optimizer: Optimizer, group: Mapping[str, Any], name: str)
     if made is None or wrong is not None:
         detail = f" with {wrong}={group[wrong]}" if wrong is not None else ""
         raise UsageError(
-            f"table '{name}' has sparse gradients, and cannot follow torch.optim.{kind.__name__}"
-            f"{detail}; expected SparseAdam, SGD without momentum, or Adagrad, without weight "
-            "decay, or sparse=False"
+            f"table '{name}' has sparse gradients, which torch.optim.{kind.__name__}{detail} cannot "
+            "apply; use SparseAdam, SGD without momentum, or Adagrad, without weight decay, or set "
+            "sparse=False"
         )
     return made(group)
 
@@ -166,7 +166,7 @@ def _of_table(name: str, table: Table, rule: UpdateRule | None) -> PlannedTable:
     rule = table.rule or rule
     if rule is None:
         raise UsageError(
-            f"table '{name}' has no rule, and is not a parameter of a torch optimizer; expected "
+            f"table '{name}' has no rule, and is not a parameter of a torch optimizer; write "
             "Table(..., rule=poseidon.Adam(lr=...))"
         )
     own, factor = row_rule(rule, name)
@@ -188,7 +188,7 @@ def _of_embedding(
     if module.max_norm is not None:
         raise UsageError(
             f"'{name}' is sparse and its module has max_norm, with which each worker would change "
-            "rows by itself; expected max_norm=None or sparse=False"
+            "rows by itself; set max_norm=None or sparse=False"
         )
     if module.weight.dtype is not torch.float32:
         raise UsageError(

@@ -109,8 +109,8 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         self._check_step(optimizer, arguments, named)
         if getattr(optimizer, "found_inf", None) is not None:
             raise UsageError(
-                "a GradScaler may leave out a step on one worker, and with local steps all make "
-                "equally many; expected bfloat16 autocast, which needs none"
+                "a GradScaler may skip a step on one worker, but with local steps all workers "
+                "must make the same number; use bfloat16 autocast, which needs no GradScaler"
             )
         self._check_rates()
         self.loop.check_step(LoopEvent.OPTIMIZE)

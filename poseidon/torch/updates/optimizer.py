@@ -26,7 +26,7 @@ from poseidon.torch.optimizer_rules import OptimizerRules
 from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.updates.rule import RuleUpdate
 
-CLOSURE = "{}; expected an optimizer whose step() uses gradients of backward(), without a closure"
+CLOSURE = "{}; use an optimizer whose step() uses gradients of backward(), without a closure"
 
 
 def check_closure(optimizer: torch.optim.Optimizer) -> None:
@@ -84,8 +84,8 @@ def loading() -> Iterator[None]:
 def refuse_lr(rate: float, label: str) -> None:
     """Refuse a rate for an optimizer, which has its own."""
     raise UsageError(
-        f"group.lr was set to {rate} under {label}; expected lr of the optimizer's "
-        "param_groups, or a scheduler of torch"
+        f"group.lr was set to {rate} with {label}; set lr in the optimizer's param_groups, or use "
+        "a scheduler of torch"
     )
 
 
@@ -148,10 +148,9 @@ class ShardOptimizerUpdate(RuleUpdate):
         if session.has_begun and self.rates() != self._begun_rates:
             raise UsageError(
                 f"lr has changed from {self._begun_rates} to {self.rates()} since this step's "
-                "first forward pass, and the gradients have left with the old rate; expected "
-                "changes between optimizer.step() and the next forward pass (group.settle() before "
-                "an evaluation, so that its forward pass begins no step; with virtual workers "
-                "`if group.step(): scheduler.step()`)"
+                "first forward pass, but the gradients were sent with the old rate; change lr "
+                "between optimizer.step() and the next forward pass (before an evaluation call "
+                "group.settle(); with virtual workers write `if group.step(): scheduler.step()`)"
             )
         self._end_step()
         self._stepped = [optimizer]

@@ -24,8 +24,8 @@ from poseidon.torch.update_rules import ShardRules
 from ps_server.rules import history_count
 
 SCALED = (
-    "a GradScaler has read or changed this worker's gradients after backward() had sent them to the "
-    "shards; expected bfloat16 autocast, which needs no GradScaler, or a torch.optim optimizer on "
+    "a GradScaler has read or changed this worker's gradients after backward() had sent them to "
+    "the shards; use bfloat16 autocast, which needs no GradScaler, or a torch.optim optimizer on "
     "the workers"
 )
 
@@ -47,14 +47,13 @@ class RuleUpdate(Update):
         for name, parameter in trained.items():
             if shards is not None and rules.server_rule(name, parameter.shape).matrix is not None:
                 raise UsageError(
-                    f"{rules.label} for '{name}' needs the whole matrix, and fully_shard() has "
-                    "divided it; expected a rule of single elements, such as poseidon.AdamW"
+                    f"{rules.label} for '{name}' needs the whole matrix, but fully_shard() has "
+                    "divided it; use a rule of single elements, such as poseidon.AdamW"
                 )
             if not local_of(parameter).is_contiguous():
                 raise UsageError(
                     f"'{name}' is not contiguous in memory, so no rule can be applied to it in "
-                    "place; expected "
-                    "torch.contiguous_format, or a torch.optim optimizer on the workers"
+                    "place; make it contiguous, or use a torch.optim optimizer on the workers"
                 )
         self.label = rules.label
         self._rules = rules
@@ -91,9 +90,8 @@ class RuleUpdate(Update):
     def check_backward(self) -> None:
         if self.loop.session.state is State.COMING and not self.loop.hooks.are_taken:
             raise UsageError(
-                "backward() comes without a use of the module since step "
-                f"{self.loop.session.steps}, so its loss was computed before the new values had "
-                "come; expected a loss that is computed after step()"
+                f"backward() has a loss that was computed before step {self.loop.session.steps} "
+                "had ended; compute the loss after step()"
             )
 
     def pass_ended(self, *, is_last: bool) -> None:
@@ -121,8 +119,8 @@ class RuleUpdate(Update):
         if when:
             raise UsageError(
                 f"'{self.plan.tensors[index].name}' is read or written {when} and before step(), "
-                "while the shards change it; expected that before backward() or after step(), and "
-                "no optimizer's step() beside a rule"
+                "while the shards change it; read or write it before backward() or after step(), "
+                "and do not call an optimizer's step() beside a rule"
             )
 
     # How to apply.
@@ -134,8 +132,8 @@ class RuleUpdate(Update):
     def _check_zero_grad(self, zero_grad: bool) -> None:
         if not zero_grad:
             raise UsageError(
-                f"step(zero_grad=False) under {self.label}: the shards consume the gradients, so "
-                "none can be kept; call step(), or use a torch.optim optimizer on the workers"
+                f"step(zero_grad=False) cannot be used with {self.label}, because the shards "
+                "consume the gradients; call step(), or use a torch.optim optimizer on the workers"
             )
 
     def _end_step(self) -> bool:
@@ -251,6 +249,6 @@ def _check_apart(parts: Mapping[str, Tensor]) -> None:
     for (_, end, name), (start, _, other) in pairwise(placed):
         if start < end:
             raise UsageError(
-                f"'{name}' and '{other}' share memory, though they are two parameters; expected "
-                "one parameter in both places, or a torch.optim optimizer on the workers"
+                f"'{name}' and '{other}' share memory, although they are two parameters; use one "
+                "parameter in both places, or a torch.optim optimizer on the workers"
             )

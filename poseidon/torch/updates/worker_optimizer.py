@@ -39,7 +39,7 @@ from poseidon.torch.updates.optimizer import (
 
 UNSCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
-    "expected average_gradients() between backward() and GradScaler's unscale_() or step()"
+    "call average_gradients() between backward() and GradScaler's unscale_() or step()"
 )
 
 
@@ -54,9 +54,8 @@ class WorkerOptimizerUpdate(Update):
         check_closure(optimizer)
         if context.member.options.staleness and not context.member.options.local_steps:
             raise UsageError(
-                "an optimizer runs on the workers and needs every gradient at once; expected "
-                "--staleness=0, "
-                f"not {context.member.options.staleness}, or a rule such as poseidon.SGD"
+                "a torch.optim optimizer on the workers needs --staleness=0, not "
+                f"{context.member.options.staleness}; or use a rule such as poseidon.SGD"
             )
         self.optimizer = optimizer
         self.label = f"torch.optim.{type(optimizer).__name__}"
@@ -91,8 +90,9 @@ class WorkerOptimizerUpdate(Update):
         loop.check_open("step")
         if loop.context.member.takes_turns and not zero_grad:
             raise UsageError(
-                "step(zero_grad=False) keeps the gradients for the next pass, which is another "
-                "virtual worker's; expected step(), or as many workers as virtual workers"
+                "step(zero_grad=False) keeps the gradients for the next pass, which belongs to a "
+                "different virtual worker; call step(), or start as many workers as virtual "
+                "workers"
             )
         with loop.collections.calling(STEP):
             self.optimizer.step()
@@ -150,7 +150,7 @@ class WorkerOptimizerUpdate(Update):
         elif rates != self._rates_at_first:
             raise UsageError(
                 f"lr has changed from {self._rates_at_first} to {rates} between two virtual "
-                "workers of a step; expected `if group.step(): scheduler.step()`"
+                "workers of a step; write `if group.step(): scheduler.step()`"
             )
 
 
@@ -224,8 +224,8 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
     def average_gradients(self) -> bool:
         if self.plan.tables:
             raise UsageError(
-                f"average_gradients() with table '{self.plan.tables[0].spec.name}', whose shards "
-                "apply its gradients as they are; expected step() right after backward()"
+                f"average_gradients() cannot be used with table '{self.plan.tables[0].spec.name}', "
+                "whose shards apply its gradients as they are; call step() right after backward()"
             )
         return self._average()
 

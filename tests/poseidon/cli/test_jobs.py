@@ -364,7 +364,7 @@ def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the job is missing: expected 'train' or 'run'"),
+        ([], "the job is missing: write 'train' or 'run'"),
         (["stats"], "the job is missing"),
         (["train", "--solver=s", "--hostfile=f"], "--hostfile cannot be used here"),
         (["--", "train", "--solver=s", "--background"], "--background cannot be used here"),

@@ -142,7 +142,7 @@ def test_time_prints_every_layer(folder: Path, capsys: pytest.CaptureFixture[str
         (
             ["time", "-model=net.prototxt", "-iterations=0"],
             2,
-            "-iterations is 0, expected 1 or more",
+            "-iterations is 0; it must be at least 1",
         ),
         (["time", "-model=absent.prototxt"], 1, "absent.prototxt"),
         (["time", "-model=net.prototxt", "-gpu=x"], 2, "--gpu must be 'all' or device numbers"),
@@ -206,7 +206,7 @@ def test_a_net_runs_in_16_bits(
     assert main([*words, "--precision=bfloat16"]) == 0
     capsys.readouterr()
     assert main([*words, "--precision=tf32"]) == 2
-    assert "--precision=tf32 is arithmetic of GPUs" in capsys.readouterr().err
+    assert "--precision=tf32 is for GPUs" in capsys.readouterr().err
 
 
 EXTRACTED_NET = """
@@ -276,7 +276,7 @@ def test_the_device_among_caffes_words(
         (["n.prototxt", "m.caffemodel", "a", "b", "1", "lmdb"], "WEIGHTS is the definition"),
         (["m.caffemodel", "n", "a", "b", "0", "lmdb"], "NUM_MINI_BATCHES is '0'"),
         (["m.caffemodel", "n", "a", "b", "1", "lmdb", "TPU"], "'TPU' is neither CPU nor GPU"),
-        (["m.caffemodel", "n", "a,b", "b", "1", "lmdb"], "2 blobs are to be extracted into 1"),
+        (["m.caffemodel", "n", "a,b", "b", "1", "lmdb"], "2 blobs and 1"),
         (["m.caffemodel", "n", "a", "b", "1", "sqlite"], "unknown backend 'sqlite'"),
     ],
 )

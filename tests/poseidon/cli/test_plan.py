@@ -72,7 +72,7 @@ def test_hosts_of_a_machinefile_on_this_machine_share_it(
         ),
         ("NET --solver=x --hosts=4 --rate=100", "found --solver and --net"),
         ("NET --hosts=4", "expected --hostfile=FILE, or --hosts=N and --rate=MBIT"),
-        ("NET --hostfile=x --hosts=4", "expected it without --hosts and --servers"),
+        ("NET --hostfile=x --hosts=4", "leave out --hosts and --servers"),
         ("NET --hosts=4 --rate=100 --virtual_workers=3 --compute=1", "expected 4 to 4096"),
         ("NET --hosts=4 --rate=100 --seconds=1", "--seconds must be at least 5, not 1"),
         ("--net=missing.prototxt --hosts=4 --rate=100", "missing.prototxt"),

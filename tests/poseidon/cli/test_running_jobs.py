@@ -196,8 +196,8 @@ def test_ps_forgets_what_has_gone(
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((), UsageError, "expected a job's id, a machinefile"),
-        (("job", "--all"), UsageError, "expected a job's id, a machinefile"),
+        ((), UsageError, "give a job's id, a machinefile"),
+        (("job", "--all"), UsageError, "give a job's id, a machinefile"),
         (("job", "--grace=-1"), UsageError, "--grace"),
         (("quick-7",), JobError, "^job quick-7 has ended; its files are in output/quick-7$"),
         (("no-such-job",), JobError, "neither a running job nor a machinefile"),
@@ -329,4 +329,4 @@ def test_there_is_no_such_job(
 @pytest.mark.parametrize("words", [[], ["net-1", "node3", "node4"]])
 def test_it_takes_a_host_and_a_job(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["leave", *words]) == 2
-    assert "expected a host that is to leave, or a job and a host" in capsys.readouterr().err
+    assert "name the host that is to leave, or a job and a host" in capsys.readouterr().err

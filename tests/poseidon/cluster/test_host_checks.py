@@ -115,7 +115,7 @@ def test_a_process_that_may_not_have_all_connections(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 144))
     assert _problems(replace(HERE, peers=20)) == ()
     (problem,) = _problems(replace(HERE, peers=21))
-    assert "opens up to 148 files and connections, and may open 144; raise the hard" in problem
+    assert "opens up to 148 files and connections, but may open 144; raise the hard" in problem
 
 
 def test_a_missing_part_of_data_that_are_there_undivided(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_all_hosts_problems_come_at_once() -> None:
         "  ml@node3: no answer within 60 s",
         lines[4],
         "  ml@node6: /usr/bin/python3 has no torch",
-        r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; expected the "
-        r"same",
+        r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; install "
+        r"the same version",
     ]
     assert lines[4].startswith("  ml@node4: its answer cannot be read: {'torch': '2.6.0'")
 

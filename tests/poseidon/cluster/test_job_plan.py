@@ -155,8 +155,8 @@ def test_several_cpu_workers_are_legal() -> None:
     ("clients", "devices", "channels", "words"),
     [
         ((), ("cpu",), 1, "client"),
-        (machines("ss"), ("cpu",), 1, "client that works"),
-        (machines("ww"), ("cpu",), 1, "every client says role=worker"),
+        (machines("ss"), ("cpu",), 1, "client with workers"),
+        (machines("ww"), ("cpu",), 1, "every client has role=worker"),
         (TWO, ("cpu",), 0, "from 1 to 1024, not 0"),
         (TWO, ("cpu",), 1025, "1025"),
     ],

@@ -51,5 +51,5 @@ def test_the_end_of_a_debugger_is_told_whatever_follows_from_it() -> None:
 def test_a_breakpoint_that_has_nothing_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.breakpointhook", None)
     refuse_breakpoints()
-    with pytest.raises(UsageError, match="expected such a job: --workers=1"):
+    with pytest.raises(UsageError, match="use --workers=1"):
         breakpoint()

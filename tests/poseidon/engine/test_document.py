@@ -44,8 +44,14 @@ BROKEN = {
     "text for a number": (moved(network={"rank": "1"}), "Network has '1' as its rank"),
     "true for a number": (moved(network={"rank": True}), "Network has True as its rank"),
     "rank beyond": (moved(network={"rank": 2, "size": 2}), "rank is 2 of 2 workers"),
-    "other hosts": (moved(hosts=[1, 2]), r"hosts are (1, 2); expected 2 workers, one or more for"),
-    "a host without": (moved(hosts=[2, 0]), r"hosts are (2, 0); expected 2 workers, one or more"),
+    "other hosts": (
+        moved(hosts=[1, 2]),
+        r"hosts are (1, 2); expected 2 workers in all, and one or more on",
+    ),
+    "a host without": (
+        moved(hosts=[2, 0]),
+        r"hosts are (2, 0); expected 2 workers in all, and one or more",
+    ),
     "no workers": (moved(network={"size": 0}), "rank is 0 of 0 workers"),
     "negative": (moved(options={"staleness": -1}), "--staleness=-1: expected 0 or more"),
     "consistency": (

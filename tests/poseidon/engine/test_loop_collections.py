@@ -80,8 +80,8 @@ BEFORE_STEPS = ("resume", "load_state_dict")
 TOGETHER = ({"step", "average_gradients"}, {"mean", "mean in a step"})
 """Calls that meet: each ends an iteration, or each is a mean between two of them."""
 OWN_ERRORS = {
-    "save in a step": "save() stands between a backward pass and its step(); expected after step()",
-    "break": "leaves the `with` block in step N, after backward(); expected step() before `break`",
+    "save in a step": "save() is between a backward pass and its step(); call it after step()",
+    "break": "leaves the `with` block in step N, after backward(); call step() before `break`",
 }
 """Calls that are wrong whatever the other worker does."""
 
@@ -217,8 +217,8 @@ def test_a_mean_of_one_worker_while_another_waits_in_its_step(how: How) -> None:
 
     failures = failures_of(2, run, member=member(ExchangeKind.ALLREDUCE), on_progress=note)
     assert (
-        "worker 1 waits in mean() after step 0, and worker 0 has gone on to step 1 without it: all "
-        "workers must call mean(), after equally many steps"
+        "worker 1 waits in mean() after step 0, but worker 0 has continued to step 1: all "
+        "workers must call mean() after the same number of steps"
     ) in map(str, failures)
 
 
@@ -291,20 +291,18 @@ def test_an_exception_that_all_workers_may_have(others: LoopPosition) -> None:
     [
         (
             ("mean", "save"),
-            "worker 0 calls mean() after step 1, and worker 1 calls save() after step 1; expected "
-            "the "
-            "same calls in the same order on all workers",
+            "worker 0 calls mean() after step 1, but worker 1 calls save() after step 1; all "
+            "workers must make the same calls in the same order",
         ),
         (
             ("mean", "end"),
-            "worker 0 calls mean() after step 1, and worker 1 has left; expected the same calls "
-            "in the "
-            "same order on all workers",
+            "worker 0 calls mean() after step 1, but worker 1 has left; all workers must make "
+            "the same calls in the same order",
         ),
         (
             ("state_dict", "mean in a step"),
-            "worker 0 calls state_dict() after step 1, and worker 1 calls mean() in step 2, after "
-            "backward(); expected the same calls in the same order on all workers",
+            "worker 0 calls state_dict() after step 1, but worker 1 calls mean() in step 2, after "
+            "backward(); all workers must make the same calls in the same order",
         ),
     ],
 )
@@ -326,9 +324,9 @@ def test_a_mean_of_one_worker_meets_the_first_step_of_another() -> None:
             group.step()
 
     sentence = (
-        "worker 0 calls step() in step 1, after backward(), and worker 1 calls mean() in step 1, "
+        "worker 0 calls step() in step 1, after backward(), but worker 1 calls mean() in step 1, "
         "after "
-        "backward(); expected the same calls in the same order on all workers"
+        "backward(); all workers must make the same calls in the same order"
     )
     assert sentence in map(str, failures_of(2, run, member=SERVER))
 
@@ -342,7 +340,7 @@ def test_a_block_that_ends_with_a_pass_too_few_says_what_can_follow(how: How) ->
             backward(module)
 
     sentence = (
-        "worker 0 leaves the `with` block in step 1, after backward(); expected step(){} before "
+        "worker 0 leaves the `with` block in step 1, after backward(); call step(){} before "
         "`break`, "
         "`return` or the end of the block"
     )

@@ -114,18 +114,18 @@ def test_what_drops_gradients_that_have_left(
 @pytest.mark.parametrize(
     ("events", "event", "sentence"),
     [
-        ((), LoopEvent.STEP, r"without a backward pass before it; expected backward\(\)"),
+        ((), LoopEvent.STEP, r"without a backward pass before it; call backward\(\)"),
         (STEP[:2], LoopEvent.STEP, "within a backward pass, for example in a hook"),
         (STEP, LoopEvent.FORWARD, r"used after 1 backward pass\(es\) and before step\(\)"),
-        (STEP, LoopEvent.SETTLE, r"settle\(\) stands between a backward pass and its step\(\)"),
-        (STEP, LoopEvent.LOAD, r"this group has begun step 1; expected resume\(\)"),
-        (STEP[:1], LoopEvent.SET_RATE, "lr was set to 0.5 within a step; expected before"),
-        (STEP[:2], LoopEvent.DROP, r"drop\(\) within a backward pass; expected after it"),
+        (STEP, LoopEvent.SETTLE, r"settle\(\) is between a backward pass and its step\(\)"),
+        (STEP, LoopEvent.LOAD, r"this group has begun step 1; call resume\(\)"),
+        (STEP[:1], LoopEvent.SET_RATE, "lr was set to 0.5 within a step; set it before"),
+        (STEP[:2], LoopEvent.DROP, r"drop\(\) within a backward pass; call it after"),
         (STEP, LoopEvent.LEAVE, r"worker 2 leaves .* in step 1, after backward\(\)"),
-        (STEP[:2], LoopEvent.LEAVE, r"expected step\(\) or drop\(\) before `break`"),
+        (STEP[:2], LoopEvent.LEAVE, r"call step\(\) or drop\(\) before `break`"),
         ((), LoopEvent.APPLY, "comes before the first step; expected one of: a collection"),
-        ((LoopEvent.CLOSE,), LoopEvent.STEP, r"step\(\) after close\(\)"),
-        ((LoopEvent.CLOSE,), LoopEvent.COLLECT, r"mean\(\) after close\(\)"),
+        ((LoopEvent.CLOSE,), LoopEvent.STEP, r"step\(\) comes after close\(\)"),
+        ((LoopEvent.CLOSE,), LoopEvent.COLLECT, r"mean\(\) comes after close\(\)"),
     ],
 )
 def test_what_is_not_legal_changes_nothing(
@@ -163,7 +163,7 @@ def test_a_loop_that_awaits_a_state_begins_no_step_without_it() -> None:
     session = opened()
     session.await_state()
     assert session.on(LoopEvent.EVALUATE) == ()
-    with pytest.raises(UsageError, match=r"continues from c\.pt, and the script has begun a step"):
+    with pytest.raises(UsageError, match=r"continues from c\.pt, but the script has begun a step"):
         session.on(LoopEvent.FORWARD, source="c.pt", group="group")
     session.on(LoopEvent.LOAD)
     assert session.on(LoopEvent.FORWARD) == (Act.START_PRESENT,)

@@ -149,7 +149,7 @@ def test_flags_set_torch_before_anything_is_computed(monkeypatch: pytest.MonkeyP
     ):
         monkeypatch.setattr(module, name, False)
     tf32 = ComputeOptions(precision=Arithmetic.TF32)
-    with pytest.raises(UsageError, match=r"--precision=tf32 is arithmetic of GPUs.*--gpu=IDS"):
+    with pytest.raises(UsageError, match=r"--precision=tf32 is for GPUs.*--gpu=IDS"):
         compute_on(torch.device("cpu"), tf32)
     compute_on(torch.device("cuda", 0), tf32)
     assert torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32

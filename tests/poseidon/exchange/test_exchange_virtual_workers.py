@@ -265,7 +265,7 @@ def test_a_codec_sees_each_virtual_worker_of_the_workers_of_a_host(case: Case) -
 @pytest.mark.parametrize("case", [CASES["ps"], ROUNDS["each step"], ROUNDS["delay"]])
 def test_one_process_without_shards_encodes_nothing(case: Case) -> None:
     case = replace(case, compress="int8")
-    with pytest.raises(UsageError, match="one host sends nothing, so nothing is rounded"):
+    with pytest.raises(UsageError, match="one host sends nothing, so with --compress"):
         trained(case, VirtualWorkers((0, V)), shards=0)
 
 

@@ -173,7 +173,7 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
         ({"compress": "auto"}, "--compress=auto needs --loss_budget=F, or auto:F"),
         ({"loss_budget": 0.1, "compress": "int8"}, "--loss_budget=0.1 is for --compress=auto"),
         ({"loss_budget": 0.1}, "--loss_budget=0.1 is for --compress=auto, not --compress=none"),
-        ({"compress": "int8", "kind": "allreduce"}, "expected --exchange=hybrid, ps or svb"),
+        ({"compress": "int8", "kind": "allreduce"}, "--exchange=hybrid, ps or svb"),
         ({"compress": "int8", "staleness": 1}, "--compress needs --staleness=0, not 1"),
         ({"compress": "int8", "consistency": "SSP"}, "--compress needs --consistency=SSPPush"),
         (
@@ -206,7 +206,10 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
             {"local_steps": 4, "quorum": 2, "precision": "float16"},
             "with --wire_precision=float16: it needs",
         ),
-        ({"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"}, "needs two rounds"),
+        (
+            {"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
+            "powersgd cannot be combined with fragments",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
@@ -280,7 +283,7 @@ def test_what_virtual_workers_go_with(bounds: tuple[int, ...], options: dict[str
         (
             *((0, 2, 4), {"staleness": 1}),
             "4 virtual workers on 2 workers cannot be combined with --staleness=1, whose bits "
-            "depend on the order of arrival; expected --v",
+            "depend on the order of arrival; use --v",
         ),
         ((0, 5000), {}, "5000 virtual workers: expected at most 4096"),
     ],

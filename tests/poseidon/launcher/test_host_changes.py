@@ -231,7 +231,7 @@ WORKER_OF_HOST_CHANGES = ProcessName(role=Role.WORKER, index=0, client=0, host="
         (
             nothing,
             "join localhost",
-            "localhost cannot reach the job's hosts; expected one that the others reach",
+            "localhost cannot reach the job's hosts; expected an address that the other hosts can reach",
         ),
         (
             is_scheduled,
@@ -309,7 +309,7 @@ def test_a_host_that_is_to_leave_stays_where_the_others_were_lost_meanwhile() ->
     case.changes.on_started()
     assert case.changes.leaving == frozenset()
     assert case.requests.take() == []
-    assert case.said[-1].startswith("client 0 (node0) was to leave, and stays: client 0 (node0) is")
+    assert case.said[-1].startswith("client 0 (node0) cannot leave, and stays: client 0 (node0) is")
 
 
 @pytest.mark.parametrize("most", [1, 2])

@@ -22,17 +22,17 @@ def test_this_machine_can_launch_a_job() -> None:
     [
         (
             replace(ENOUGH, threads=4099),
-            "it needs up to 4100 threads, and may have 4099; raise `ulimit -u`, or the container's "
+            "it needs up to 4100 threads, but may have 4099; raise `ulimit -u`, or the container's "
             "--pids-limit",
         ),
         (
             replace(ENOUGH, files=1024),
-            "it needs up to 4100 open files, and may have 1024; raise the hard limit "
+            "it needs up to 4100 open files, but may have 1024; raise the hard limit "
             "(/etc/security/limits.conf, or the container's --ulimit nofile)",
         ),
         (
             replace(ENOUGH, memory_bytes=256 << 20),
-            "it needs about 432 MiB of memory, and 256 MiB are free; start the job on another "
+            "it needs about 432 MiB of memory, but 256 MiB are free; start the job on a different "
             "machine, or with fewer hosts",
         ),
     ],

@@ -115,7 +115,7 @@ def test_a_client_that_asks_for_nothing_is_refused(
 ) -> None:
     name = flag.removeprefix("ray_")
     with pytest.raises(
-        UsageError, match=f"--launcher=ray:{name}: a client asks for no resource of its node"
+        UsageError, match=f"--launcher=ray:{name}: a client must ask for a resource"
     ):
         requested(request_of(servers=1, **{flag: "CPU=0"}), monkeypatch)
 

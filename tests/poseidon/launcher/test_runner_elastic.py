@@ -345,9 +345,9 @@ def test_a_host_leaves_when_its_machine_shuts_down(
     said = capsys.readouterr().err
     for host in (1, 0):
         name = f"client {host} (127.0.0.1)"
-        assert f"{name} is asked to end: it leaves the job after the next iteration" in said
+        assert f"{name} was asked to end and leaves the job after the next iteration" in said
     assert "continuing from iteration 1, without client 1 (127.0.0.1): 2 clients" in said
-    assert "client 2 (127.0.0.1) is asked to end, and cannot leave" in said
+    assert "client 2 (127.0.0.1) was asked to end, but cannot leave" in said
     assert "host 2: its agent was ended by SIGTERM; restart 1 of 1" in said
     assert "after 1 restart, at least 4 iterations repeated" in said
 

@@ -100,8 +100,8 @@ def test_how_hosts_are_reached(
     ("text", "launcher", "words"),
     [
         ("0 node0 0", "local", "--launcher=local starts processes on this machine"),
-        ("0 127.0.0.1 0\n1 localhost 0 ssh_port=2222", "local", "and client 1 is on 127.0.0.1:2222"),
-        ("0 127.0.0.1 0\n1 localhost 0 workdir=/x", "auto", "hosts: client 1 is this machine, without SSH, where workdir= has no effect; use --launcher=ssh"),
+        ("0 127.0.0.1 0\n1 localhost 0 ssh_port=2222", "local", "but client 1 is on 127.0.0.1:2222"),
+        ("0 127.0.0.1 0\n1 localhost 0 workdir=/x", "auto", "hosts: client 1 is this machine and is started without SSH, so workdir= has no effect; use --launcher=ssh"),
         ("0 node0 0\n1 127.0.0.1 "
 "0", "auto", "hosts: client 1 is on 127.0.0.1, which the other machines cannot reach"),
         ("0 localhost 0\n1 fd00::1 "

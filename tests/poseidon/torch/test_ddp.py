@@ -55,7 +55,7 @@ def test_a_script_has_a_default_group(mesh: Mesh) -> None:
         )
         assert of_graphs.tolist() == [1, 1, 1]
         assert len(DistributedSampler(range(5))) == 5  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match=r"have a process group already; expected .* --ddp"):
+        with pytest.raises(UsageError, match=r"have a process group already; use .* --ddp"):
             torch.distributed.init_process_group("gloo")
 
 

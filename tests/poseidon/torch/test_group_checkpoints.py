@@ -493,7 +493,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         resumed(dict(module.state_dict()))
     with pytest.raises(SnapshotError, match="has format 99"):
         resumed({**state, "poseidon": 99})
-    with pytest.raises(UsageError, match="loaded before the first step"):
+    with pytest.raises(UsageError, match="loaded only before the first step"):
         group.load_state_dict(state)
     with pytest.raises(UsageError, match="nothing on rank 0"):
         poseidon.distribute(build(0), MOMENTUM).load_state_dict(None)

@@ -381,10 +381,10 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Group], object], str]] = {
     "scheduler": (steps_a_scheduler_each_time, r"lr has changed from \[0.01\] to \[0.005\] betwe"),
     "batch": (
         leaves_a_batch_out,
-        "the module runs on the batch of virtual worker 1, and the next ",
+        "the module runs on the batch of virtual worker 1, but the next ",
     ),
     "buffer": (puts_another_buffer, "the module has replaced the tensor of its buffer 's"),
-    "seed": (seeds, r"the script has set torch's seed after distribute\(\) with virtual workers"),
+    "seed": (seeds, r"torch's seed was set after distribute\(\)"),
     "gradients": (keeps_gradients, r"step\(zero_grad=False\) keeps the gradients for the next pa"),
     "drop": (drops, r"drop\(\), or another backward\(\), comes before step\(\)"),
     "sampler": (lambda _, group: group.sampler(Words()), r"sampler\(\) has no batch_size, and a w"),

@@ -113,7 +113,9 @@ def test_an_optimizer_that_has_made_steps_is_refused(make: Any) -> None:
     OptimizerRules([optimizer], {weight: "w"})
     weight.grad = torch.ones(2)
     optimizer.step()
-    with pytest.raises(UsageError, match=r"has made steps, whose state the shards do not have"):
+    with pytest.raises(
+        UsageError, match=r"has already made steps, whose state the shards do not have"
+    ):
         OptimizerRules([optimizer], {weight: "w"})
 
 

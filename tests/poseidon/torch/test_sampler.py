@@ -37,7 +37,7 @@ class WithoutLength:
         return index
 
 
-STREAM = r"Stream\w* is an IterableDataset, whose records have none; .*islice\(records, group\.rank"
+STREAM = r"Stream\w* is an IterableDataset; .*islice\(records, group\.rank"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ STREAM = r"Stream\w* is an IterableDataset, whose records have none; .*islice\(r
     [
         (Stream(), STREAM),
         (StreamWithLength(), STREAM),
-        (WithoutLength(), r"WithoutLength has no len\(\); expected a dataset with len\(\)"),
+        (WithoutLength(), r"WithoutLength has no len\(\)"),
         (iter([1]), r"list_iterator has no len\(\)"),
         ([], "the dataset is empty"),
     ],

@@ -439,10 +439,10 @@ for _ in range(3):
 @pytest.mark.parametrize(
     ("fields", "library", "warns"),
     [
-        ({}, "", "so each trains alone; expected poseidon.distribute()"),
-        ({"ddp": True}, "accelerate", "so each trains alone; expected DistributedDataParallel"),
-        ({}, "lightning.fabric", "expected Fabric(strategy="),
-        ({}, "accelerate", "expected `poseidon run --ddp`"),
+        ({}, "", "so each trains alone; use poseidon.distribute()"),
+        ({"ddp": True}, "accelerate", "so each trains alone; use DistributedDataParallel"),
+        ({}, "lightning.fabric", "use Fabric(strategy="),
+        ({}, "accelerate", "use `poseidon run --ddp`"),
         ({"member": Membership(network=Network(rank=1, size=2))}, "", ""),
         ({"member": Membership()}, "", ""),
     ],

@@ -72,7 +72,7 @@ def test_a_script_of_ddp_takes_the_first_gpus(
     script = tmp_path / "train.py"
     script.write_text("")
     request = ScriptRequest(script=script, gpu=gpu, ddp=True)
-    refused = nullcontext() if is_legal else pytest.raises(UsageError, match="expected --gpu=0,1")
+    refused = nullcontext() if is_legal else pytest.raises(UsageError, match="use --gpu=0,1")
     with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site, refused:
         ScriptJob(request, site)
 
@@ -100,7 +100,7 @@ def test_the_virtual_workers_that_a_script_takes_over(
         assert not expected or document.threads == 1
 
 
-IN_MEMORY = "such a job takes no snapshots in memory"
+IN_MEMORY = "whose jobs take no snapshots in memory"
 MEAN = "cannot be combined with DistributedDataParallel, whose gradients are the mean"
 LOCAL = "needs local steps: give --local_steps=H too"
 UNDER_DDP = {
@@ -129,11 +129,11 @@ UNDER_DDP = {
     "--check_replicas=5": "",
     "--on_divergence=mend": "",
     "--virtual_workers=2": "",
-    "--virtual_workers=4": "has one batch of each worker at a time",
+    "--virtual_workers=4": "cannot be ",
     "--balance=1": "",
     "--balance=auto": "moves virtual workers at snapshots in memory, but this job takes none",
     "--sigint_effect=none": "",
-    "--sigint_effect=snapshot": "such a script saves by itself, and cannot be asked to",
+    "--sigint_effect=snapshot": "whose scripts save by themselves",
     "--sighup_effect=stop": "",
     "--max_restarts=2 --return_timeout=1": "",
     "--stall_timeout=9 --term_deadline=9": "",

@@ -107,7 +107,7 @@ def test_a_process_resumes_all_of_its_virtual_workers() -> None:
 def test_passes_are_whole_steps_of_several_virtual_workers() -> None:
     data = TensorDataset(torch.arange(12))
     loader = loader_of(data, SharedSampler(data, own=range(2), workers=2), 2, passes=2)
-    with pytest.raises(UsageError, match="each virtual worker has 3 batches in this epoch, and pa"):
+    with pytest.raises(UsageError, match="each virtual worker has 3 batches in this epoch, which "):
         next(iter(loader))
 
 

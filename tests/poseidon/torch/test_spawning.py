@@ -96,7 +96,7 @@ def test_others_are_free_once_the_first_script_joins_by_itself(place: ScriptPlac
 def test_both_at_once_are_refused(place: ScriptPlace) -> None:
     with closing(Link.to(name_of(b"ab", 1))) as link:
         link.ask(do="place", rank=1, size=3)
-    with place.spawns(ExitStack()), pytest.raises(UsageError, match="expected one of the two"):
+    with place.spawns(ExitStack()), pytest.raises(UsageError, match="do one of the two"):
         torch.distributed.init_process_group("gloo")
 
 

@@ -93,7 +93,7 @@ def test_shared_parameters_are_one() -> None:
         (nn.Linear(2, 2).double(), "'weight' is torch.float64"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")),
-            r"'1\.weight' has no values: it is on torch's meta device; expected module\.to_empty",
+            r"'1\.weight' is on torch's meta device and has no values; call module\.to_empty",
         ),
     ],
 )

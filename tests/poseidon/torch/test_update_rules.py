@@ -117,7 +117,10 @@ def test_the_first_group_that_fits_counts() -> None:
         "body.weight": (1.0, 0.5),
     }
     rule.check_groups(["head.bias"])
-    with pytest.raises(UsageError, match=r"fits the group 'head\.\*'; there are body.bias"):
+    with pytest.raises(
+        UsageError,
+        match=r"group 'head\.\*' matches no parameter of the module; there are body.bias",
+    ):
         rule.check_groups(["body.bias"])
 
 

@@ -183,11 +183,11 @@ def no_batch(module: nn.Module, group: Group) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (short_batches, r"have different numbers of records, .*expected group\.weigh\(loss\)"),
+        (short_batches, r"have different numbers of records, .*call group\.weigh\(loss\)"),
         (fillers, r"have different numbers of records"),
         (unknown, r"weigh\(\) needs the number of records of this batch"),
         (negative, r"weigh\(\) was given -1 records; expected 0 or more"),
-        (no_batch, r"worker 0 has no batch at all"),
+        (no_batch, r"worker 0 has no batch, but"),
     ],
 )
 def test_a_mean_that_would_be_wrong_is_refused(body: Body, sentence: str) -> None:
@@ -199,12 +199,12 @@ def test_each_record_once_and_batches_of_one_size_exclude_each_other() -> None:
     def body(module: nn.Module, group: Group) -> None:
         group.loader(torch.ones(5), 4, even=False, drop_last=True)  # type: ignore[arg-type]
 
-    with pytest.raises(UsageError, match=r"even=False, .* and drop_last=True; expected one"):
+    with pytest.raises(UsageError, match=r"even=False and drop_last=True"):
         together(1, line, SGD(lr=RATE), body)
 
 
 def test_losses_are_weighed_only_where_gradients_are_averaged_in_each_step() -> None:
-    with pytest.raises(UsageError, match=r"weigh\(\) weighs .*expected --staleness=0"):
+    with pytest.raises(UsageError, match=r"weigh\(\) needs --staleness=0"):
         together(2, line, SGD(lr=RATE), negative, member=member(staleness=1))
 
 

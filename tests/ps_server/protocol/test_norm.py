@@ -80,7 +80,7 @@ def test_shard_0_passes_on_one_part_of_a_plane_in_an_iteration() -> None:
     for wrong in (m.OutsideNorm(1, 5, ()), m.OutsideNorm(1, 6, ()), m.OutsideNorm(3, 5, ())):
         with pytest.raises(RemoteProtocolError, match="once in iteration 5"):
             norms.add(wrong)
-    with pytest.raises(RemoteProtocolError, match="expected that of iteration 5"):
+    with pytest.raises(RemoteProtocolError, match="expected iteration 5"):
         norms.end(6)
     norms.end(5)
     norms.add(m.OutsideNorm(1, 6, ()))

@@ -448,7 +448,7 @@ class _Driver(runner._JobRun):
 
     def _print(self, text: str) -> None:
         self.lines.append(f"{self.course.world.now:.2f} {text}")
-        if text.startswith("warning: hosts can neither join"):
+        if text.startswith("warning: hosts can no longer join"):
             self.course.world.after(0.0, _violate, text)
 
 

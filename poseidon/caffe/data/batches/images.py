@@ -106,7 +106,7 @@ def missing_hint(root: str, path: str) -> str:
         return ""
     image, _, last = path.rpartition(" ")
     if image and is_integer(last):
-        return f"; a line has one label, and '{last}' before the last one seems to be another"
+        return f"; a line has one label, and '{last}' is probably a second label"
     lacks_slash = root and not root.endswith("/") and Path(root).is_dir()
     return f"; end the folder with a slash: {root}/" if lacks_slash else ""
 

@@ -121,7 +121,12 @@ def test_a_label_out_of_range(kind: str) -> None:
     [
         ("HingeLoss", {"x": (4, 3), "l": (3,)}, "", "has 3 values, expected 4"),
         ("MultinomialLogisticLoss", {"x": (4, 3), "l": (3,)}, "", "expected one label an item"),
-        ("SigmoidCrossEntropyLoss", {"x": (4, 3), "l": (4,)}, "", "expected as many values"),
+        (
+            "SigmoidCrossEntropyLoss",
+            {"x": (4, 3), "l": (4,)},
+            "",
+            "expected the same number of values",
+        ),
         ("InfogainLoss", {"x": (4, 3), "l": (4,)}, "", "neither infogain_loss_param source"),
         ("InfogainLoss", {"x": (4, 3), "l": (4,), "h": (2, 2)}, "", "bottom 2 has shape 2x2"),
         (

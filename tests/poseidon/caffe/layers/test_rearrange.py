@@ -282,7 +282,7 @@ def test_shuffled_channels_are_dealt_out() -> None:
         ("BatchReindex", {"x": (3, 2), "p": (2, 2)}, "", "bottom 1 has shape 2x2"),
         ("Filter", {"x": (3, 2), "s": (3, 2)}, "", "selector has shape 3x2"),
         ("Filter", {"x": (4, 2), "s": (3,)}, "", "bottom 'x' has shape 4x2, expected 3 items"),
-        ("Crop", {"x": (2, 3, 4), "z": (2, 3)}, "", "expected as many axes"),
+        ("Crop", {"x": (2, 3, 4), "z": (2, 3)}, "", "expected the same number of axes"),
         ("Crop", {"x": (2, 3, 4), "z": (2, 3, 4)}, "crop_param { offset: 1 }", "exceed axis 2"),
         (
             "Crop",

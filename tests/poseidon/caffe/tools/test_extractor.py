@@ -151,7 +151,7 @@ def test_data_without_an_end_needs_a_number(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     one = Extraction(model=str(net), weights=(), blobs=("d",), databases=(str(tmp_path / "f"),))
-    with pytest.raises(UsageError, match="its data has no end; expected a num_mini_batches"):
+    with pytest.raises(UsageError, match="its data has no end; give NUM_MINI_BATCHES"):
         run_extraction(one)
     assert run_extraction(replace(one, batches=2)) == 6
     with pytest.raises(UsageError, match="blob 'r' has no rows, expected one a record"):

@@ -177,7 +177,7 @@ def test_names() -> None:
         (b'{"nodel": "x"}', "fields that this version does not know"),
         (b'{"model": 3}', "Extraction has 3 as its model"),
         (b'{"model": "m"}', "Extraction has no"),
-        (WHOLE.to_json().replace(b'["/f7", "/f8"]', b'["/f7"]'), "2 blobs are to be extracted"),
+        (WHOLE.to_json().replace(b'["/f7", "/f8"]', b'["/f7"]'), "2 blobs and"),
         (WHOLE.to_json().replace(b'"fc8"', b'"fc7"'), "the blob fc7 is named twice"),
         (WHOLE.to_json().replace(b'"/f8"', b'"/f7"'), "the database /f7 is named twice"),
         (WHOLE.to_json().replace(b'"batches": 0', b'"batches": -1'), "num_mini_batches is -1"),

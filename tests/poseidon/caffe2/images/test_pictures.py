@@ -159,8 +159,8 @@ def test_a_line_of_a_list_is_named(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "PICTURES and DB_NAME are expected"),
-        (["nothing"], "PICTURES and DB_NAME are expected"),
+        ([], "give PICTURES and DB_NAME"),
+        (["nothing"], "give PICTURES and DB_NAME"),
         (["nothing", "db"], "nothing: there is no such file or folder; expected a folder"),
         (["--shorter_side=3", "--resize_width=3", "a", "b"], "exclude each other"),
         (["--generate=two_class"], "takes one argument"),

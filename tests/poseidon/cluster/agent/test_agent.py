@@ -83,7 +83,7 @@ def test_another_version_is_refused(protocol: int, version: str) -> None:
     state = AgentState(VERSION, 60.0, 0.0)
     hello = AgentHello(protocol=protocol, version=version, silence_s=1.0, grace_s=1.0)
     assert _refusal(state.take(hello, 0.0)) == (
-        f"Poseidon 1.2 is installed there, and {version} here; expected the same"
+        f"Poseidon 1.2 is installed there, and {version} here; install the same version"
     )
     assert not state.greeted
 
@@ -104,7 +104,7 @@ def test_a_process_that_was_not_started_is_told_nothing(request_: Request) -> No
 def test_an_id_starts_one_process() -> None:
     state = _greeted()
     state.take(_start(7), 0.0)
-    why = "process 7 was started before"
+    why = "process 7 has already been started"
     assert state.take(_start(7), 0.0) == [Send(report=Refused(id=7, message=why))]
     assert state.take(_start(8), 0.0) == [Perform(request=_start(8))]
 

@@ -331,8 +331,8 @@ def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path
     [
         ([b"nonsense"], "not a message"),
         ([START], "a request before Hello"),
-        ([_hello(version="9.9")], "is installed there, and 9.9 here; expected the same"),
-        ([_hello(protocol=PROTOCOL + 1)], "expected the same"),
+        ([_hello(version="9.9")], "is installed there, and 9.9 here; install the same version"),
+        ([_hello(protocol=PROTOCOL + 1)], "install the same version"),
         ([_hello(), b'{"kind": "Register", "record": {}}'], "Register has {} as its record"),
     ],
 )

@@ -288,7 +288,7 @@ exec(code)
         ),
         (
             OTHER_POSEIDON,
-            f"Poseidon 9.9 is installed there, and {__version__} here; expected the same",
+            f"Poseidon 9.9 is installed there, and {__version__} here; install the same version",
         ),
     ],
     ids=["old Python", "no Poseidon", "other Poseidon"],

@@ -116,7 +116,7 @@ def test_a_transfer_that_stops_is_an_error() -> None:
         ("timeout", "a firewall drops the packets"),
         ("refused", "a firewall rejects it"),
         ("unreachable", "the network has no route there"),
-        ("other", "another program answers"),
+        ("other", "a different program answers"),
     ],
 )
 def test_a_closed_port_is_one_error_at_its_host(state: str, text: str) -> None:

@@ -196,7 +196,7 @@ def test_a_record_under_another_jobs_name_is_an_error(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.write(RECORD)
     (registry.folder / "cifar10-1.json").rename(registry.folder / "cifar10-2.json")
-    with pytest.raises(JobError, match="is the record of another job, cifar10-1"):
+    with pytest.raises(JobError, match="is the record of a different job, cifar10-1"):
         registry.read("cifar10-2")
 
 

@@ -91,9 +91,9 @@ def test_the_sentence_names_the_calls_and_modules_of_two_workers() -> None:
 
 def test_the_sentence_names_both_workers_and_steps() -> None:
     assert moved(WAITS, WAITS, ReportedPosition(steps=7, collections=2, current="")) == (
-        "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: "
-        "all workers must call mean(), "
-        "after equally many steps"
+        "worker 0 waits in mean() after step 6, but worker 2 has continued to step 7: "
+        "all workers must call mean() "
+        "after the same number of steps"
     )
 
 
@@ -102,7 +102,7 @@ def test_of_many_that_wait_the_one_behind_is_named() -> None:
     other = ReportedPosition(steps=6, collections=WAITS.collections - 1, current="")
     sentence = moved(WAITS, WAITS, behind, other)
     assert sentence is not None
-    assert sentence.startswith("worker 2 waits in mean() after step 5, and worker 3 has")
+    assert sentence.startswith("worker 2 waits in mean() after step 5, but worker 3 has")
 
 
 def test_a_single_position_does_not_mismatch() -> None:
@@ -121,7 +121,7 @@ def test_one_that_ends_without_joining() -> None:
     joining = ReportedPosition(steps=0, collections=0, current="distribute")
     assert known.move(0, ReportedPosition(steps=0, collections=0, current="")) is None
     assert known.end_without_joining(3) is None
-    sentence = "worker 2 waits in distribute(), and worker 3 has ended without it: "
+    sentence = "worker 2 waits in distribute(), but worker 3 has ended without calling it: "
     found = known.move(2, joining)
     assert found == sentence + "every worker must call poseidon.distribute()"
     known = LoopPositions()

@@ -252,7 +252,7 @@ def test_a_worker_that_waits_for_one_that_has_ended_fails_the_job(ends_first: bo
     for name, event in reversed(events) if ends_first else events:
         job.hear(name, event)
     assert job.state is JobState.FAILING
-    assert "worker 1 begins a collective of torch.distributed, and worker 0 has ended" in job.error
+    assert "worker 1 begins a collective of torch.distributed, but worker 0 has ended" in job.error
 
 
 def test_a_job_in_which_nobody_listens_runs_and_ends() -> None:
@@ -602,7 +602,7 @@ def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(
     job.hear(*last)
     assert job.state is JobState.FAILING
     assert job.error == (
-        "worker 0 waits in distribute(), and worker 1 has ended without it: every worker must "
+        "worker 0 waits in distribute(), but worker 1 has ended without calling it: every worker must "
         "call poseidon.distribute()"
     )
     assert not isinstance(job.machine.error, JobInterrupted)

@@ -190,7 +190,7 @@ def test_a_small_net_takes_its_plan_from_the_bytes(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("schemes", "message"),
     [
-        ([Scheme.SERVER] * 3, "has 3 tensors, and this job 4"),
+        ([Scheme.SERVER] * 3, "has 3 tensors, but this job has 4"),
         ([Scheme.FACTORS, *[Scheme.SERVER] * 3], "sends 'conv' as factors"),
     ],
 )

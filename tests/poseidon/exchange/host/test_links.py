@@ -184,7 +184,7 @@ def test_a_worker_that_does_not_come_is_not_waited_for(address: str) -> None:
 
 def test_another_number_of_workers_is_refused(address: str) -> None:
     def body(rank: int, end: End) -> None:
-        with pytest.raises(PeerLost, match=r"worker \d expects \d workers on this machine, and"):
+        with pytest.raises(PeerLost, match=r"worker \d expects \d workers on this machine, but"):
             end.meet()
 
     together([End(address, 0, 2), End(address, 1, 3)], body)

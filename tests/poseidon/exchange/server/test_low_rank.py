@@ -375,5 +375,5 @@ def test_a_table_is_used_again_after_its_last_answer_only(monkeypatch: pytest.Mo
 
 
 def test_a_limit_of_the_norm_is_refused() -> None:
-    with pytest.raises(UsageError, match="powersgd has no limit on the gradients' norm"):
+    with pytest.raises(UsageError, match="powersgd cannot be combined with clip_gradients"):
         run(1, lambda *_: None, settings=ExchangeSettings(clip=1.0))

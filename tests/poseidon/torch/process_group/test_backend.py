@@ -175,7 +175,7 @@ def test_an_error_of_the_background_is_raised_where_the_result_is_wanted() -> No
         with group_of(mesh) as group:
             call = group.barrier if mesh.rank else lambda: group.allreduce([torch.zeros(2)])
             work = call()
-            with pytest.raises(UsageError, match="expected the same calls in the same order"):
+            with pytest.raises(UsageError, match="all workers must make the same calls"):
                 work.wait()
             assert isinstance(work.exception(), UsageError)
 
@@ -205,8 +205,8 @@ def test_a_failed_collective_ends_all_calls_on_all_workers() -> None:
     assert (
         found
         == [
-            "worker 1 calls broadcast(1 x float32, from 0) (train.py, line 1), and worker 0 barrier() "
-            "(train.py, line 0); expected the same calls in the same order on all workers"
+            "worker 1 calls broadcast(1 x float32, from 0) (train.py, line 1), but worker 0 barrier() "
+            "(train.py, line 0); all workers must make the same calls in the same order"
         ]
         * SIZE
     )
@@ -405,7 +405,7 @@ def test_join_of_several_modules_is_refused() -> None:
     modules = [object.__new__(DistributedDataParallel) for _ in range(2)]
     with (
         groups_of_job(),
-        pytest.raises(UsageError, match=r"^Join has several Distributed.*one module"),
+        pytest.raises(UsageError, match=r"^Join of several Distributed.*one module"),
     ):
         Join(modules)
 

@@ -232,8 +232,8 @@ def test_different_calls_are_an_error_that_names_both() -> None:
     with meshes(2) as made:
         first, second = on_all(made, run)
     assert first == (
-        "worker 0 calls all_gather(2 x float32), and worker 1 all_reduce(3 x float32, sum); "
-        "expected the same calls in the same order on all workers"
+        "worker 0 calls all_gather(2 x float32), but worker 1 all_reduce(3 x float32, sum); "
+        "all workers must make the same calls in the same order"
     )
     assert "worker 1 calls all_reduce" in str(second)
 
@@ -247,7 +247,7 @@ def test_a_worker_that_has_left_is_an_error() -> None:
         if mesh.rank:
             mesh.close()
             return
-        with pytest.raises(UsageError, match=r"worker 0 calls barrier\(\), and worker 1 has left"):
+        with pytest.raises(UsageError, match=r"worker 0 calls barrier\(\), but worker 1 has left"):
             group.barrier()
 
     with meshes(2) as made:

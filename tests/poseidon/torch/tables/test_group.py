@@ -467,7 +467,7 @@ REFUSED = {
         poseidon.SGD(lr=0.1, momentum=0.9),
         DistributeOptions(),
         {},
-        "expected SGD without momentum",
+        "use SGD without momentum",
     ),
     "decay": (
         poseidon.Adam(lr=0.1, weight_decay=0.1),
@@ -479,7 +479,7 @@ REFUSED = {
         lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
         DistributeOptions(),
         {},
-        "expected Table\\(..., rule=poseidon.Adam",
+        "write Table\\(..., rule=poseidon.Adam",
     ),
 }
 
@@ -514,7 +514,7 @@ def test_what_a_group_with_tables_refuses() -> None:
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(module.parameters(), lr=0.1)
 
-    assert "expected step() right after backward()" in misuse_of(average, optimizer)
+    assert "call step() right after backward()" in misuse_of(average, optimizer)
     found = misuse_of(lambda net, group: group.prefetch(net.last, torch.tensor([1])))  # type: ignore[arg-type]
     assert "given Linear, which has no rows on the shards; expected a poseidon.Table" in found
 
@@ -522,7 +522,7 @@ def test_what_a_group_with_tables_refuses() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (torch.optim.AdamW, "torch.optim.AdamW; expected SparseAdam"),
+        (torch.optim.AdamW, "torch.optim.AdamW cannot apply; use SparseAdam"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5), "torch.optim.SGD with momentum=0.5"),
     ],
 )

@@ -293,7 +293,7 @@ def test_a_grad_scaler_that_looks_within_a_fused_step_is_refused() -> None:
     def fused(net: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
 
-    with pytest.raises(UsageError, match="a GradScaler may leave out a step on one worker"):
+    with pytest.raises(UsageError, match="a GradScaler may skip a step on one worker"):
         together(1, Net, fused, scales, options=DistributeOptions(local_steps=3))
 
 
@@ -301,7 +301,7 @@ def test_a_grad_scaler_that_looks_within_a_fused_step_is_refused() -> None:
     ("arguments", "message"),
     [
         ({"local_steps": -1}, "local_steps is -1; expected 1 or more, 0 for none"),
-        ({"outer": Outer()}, "outer is for local steps; expected local_steps=H too"),
+        ({"outer": Outer()}, "outer= needs local steps; give local_steps=H too"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:

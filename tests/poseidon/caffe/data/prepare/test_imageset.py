@@ -158,7 +158,7 @@ def test_a_folder_without_a_slash_is_named(folder: Path) -> None:
 
 def test_two_labels_in_a_line_are_named(folder: Path) -> None:
     (folder / "list").write_text("p 0.png 3 4\n", encoding="utf-8")
-    message = r"list:1: .*p 0.png 3 cannot be read: .*; a line has one label, and '3' before the last one seems"
+    message = r"list:1: .*p 0.png 3 cannot be read: .*; a line has one label, and '3' is probably a second label"
     with pytest.raises(DataError, match=message):
         convert(folder)
 
