@@ -321,11 +321,7 @@ class HostChanges(JobListener):
         if not site.opens_files_here and address in present:
             raise JobError(f"{address:.80} is already a host of the job")
         if site.opens_files_here != is_loopback(address):
-            expected = (
-                "127.0.0.1"
-                if site.opens_files_here
-                else "an address that the other hosts can reach"
-            )
+            expected = "127.0.0.1" if site.opens_files_here else "an address that they reach"
             raise JobError(f"{address:.80} cannot reach the job's hosts; expected {expected}")
         if job.virtual_workers.count < workers:
             raise JobError(

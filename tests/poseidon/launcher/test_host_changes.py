@@ -231,7 +231,7 @@ WORKER_OF_HOST_CHANGES = ProcessName(role=Role.WORKER, index=0, client=0, host="
         (
             nothing,
             "join localhost",
-            "localhost cannot reach the job's hosts; expected an address that the other hosts can reach",
+            "localhost cannot reach the job's hosts; expected an address that they reach",
         ),
         (
             is_scheduled,
