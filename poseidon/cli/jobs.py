@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from poseidon.base.settings import inherited_environment
-from poseidon.cli.main import parse_arguments
+from poseidon.cli.main import ctrl_c_ends_at_once, parse_arguments
 from poseidon.cluster.dial.tasks import TaskDialer
 from poseidon.cluster.rendezvous import read_key, task_from, write_new_key
 from poseidon.errors import UsageError
@@ -80,7 +80,9 @@ def run_train(flags: argparse.Namespace, site: Site | None = None) -> int:
 
     def make_job() -> Job:
         request = job_request(TrainRequest, flags)
-        kind: Callable[..., Job] = import_module("poseidon.caffe.launch.training_job").TrainingJob
+        with ctrl_c_ends_at_once("poseidon train"):
+            module = import_module("poseidon.caffe.launch.training_job")
+        kind: Callable[..., Job] = module.TrainingJob
         return kind(request, site or site_of(request))
 
     return launch(make_job)

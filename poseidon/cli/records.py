@@ -13,6 +13,7 @@ from pathlib import Path
 
 from poseidon.base.foreign_files import open_in
 from poseidon.base.settings import read_settings
+from poseidon.cli.main import ctrl_c_ends_at_once
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.machinefile import HIGHEST_PORT, is_loopback
 from poseidon.engine.snapshots.files import make_folder, write_atomically
@@ -152,7 +153,8 @@ def _merge(folder: Path, target: Path) -> str:
 def run_dashboard(arguments: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
     try:
-        from poseidon.observe.dashboard.serve import serve
+        with ctrl_c_ends_at_once("poseidon dashboard"):
+            from poseidon.observe.dashboard.serve import serve
     except ImportError as error:
         raise UsageError(
             f"the dashboard needs packages that are not installed ({error}): pip install "

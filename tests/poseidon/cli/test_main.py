@@ -410,7 +410,10 @@ import os, signal, sys
 class Interrupts:
     def find_spec(self, name, path=None, target=None):
         if name == "numpy":
-            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
 
 sys.meta_path.insert(0, Interrupts())
 from poseidon.cli.main import main
@@ -419,7 +422,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_ctrl_c_within_an_import_that_loses_it_is_one_line() -> None:
-    """Though it comes within an import of numpy, which would lose a KeyboardInterrupt."""
+    """The job would start, and train as if nobody had asked it to stop."""
     words = [sys.executable, "-c", PROGRAM, "train", "--solver=/dev/null"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (130, "poseidon train: interrupted\n")
