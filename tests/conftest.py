@@ -192,7 +192,7 @@ def no_leaked_threads() -> Iterator[None]:
     left = []
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith(("poseidon", "ps-", "factors-", "rebuild-", "local-", "pushes-")):
-            thread.join(timeout=5)
+            thread.join(timeout=30)
             if thread.is_alive():
                 left.append(thread.name)
     assert not left, f"threads left running: {left}"

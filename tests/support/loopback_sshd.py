@@ -87,7 +87,7 @@ class LoopbackSshd:
         for process in self._halt():
             process.kill()
         for session in self._sessions:
-            session.wait(10)
+            session.wait(60)
 
     @contextmanager
     def halted(self) -> Iterator[None]:
@@ -121,7 +121,7 @@ class LoopbackSshd:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(60)
         self.break_lines()
 
     def _serve(self) -> None:

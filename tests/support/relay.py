@@ -38,7 +38,7 @@ class Relay:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def _start(self, run: object, *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, name="relay", daemon=True)  # type: ignore[arg-type]

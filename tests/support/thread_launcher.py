@@ -76,7 +76,7 @@ class ThreadProcess:
         """As `terminate`."""
 
     def close(self) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def start_thread(site: Site, spec: ProcessSpec, client: Host, listener: Listener) -> ThreadProcess:

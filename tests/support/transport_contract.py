@@ -13,7 +13,7 @@ import numpy as np
 from ps_server.transport.base import ClientTransport, Frames, ServerTransport
 
 Pair = tuple[ServerTransport, ClientTransport]
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def send_first(server: ServerTransport, client: ClientTransport, frames: Frames) -> bytes:

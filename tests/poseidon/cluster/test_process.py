@@ -14,7 +14,7 @@ def test_one_that_fails_keeps_nobody_else() -> None:
     barrier = threading.Barrier(3)
 
     def work(item: int) -> int:
-        barrier.wait(10)  # nobody passes unless all are running
+        barrier.wait(60)  # nobody passes unless all are running
         if item == 1:
             raise JobError("in the way")
         return item * 10

@@ -78,7 +78,7 @@ def test_addresses_come_by_command() -> None:
     launcher.start()
     try:
         assert launcher.exchange_addresses() == ["tcp://a:1"]
-        assert launcher.gone.wait(10)
+        assert launcher.gone.wait(60)
     finally:
         launcher.close()
 
@@ -147,7 +147,7 @@ def test_a_worker_that_goes_on_gets_the_addresses_of_the_next_start() -> None:
     try:
         assert launcher.pause(12, "worker 0 was lost") == {"rank": 1}
         assert not launcher.is_asked_to_pause
-        assert launcher.gone.wait(10)
+        assert launcher.gone.wait(60)
         assert launcher.exchange_addresses() == ["tcp://second:0"]
     finally:
         launcher.close()
@@ -170,7 +170,7 @@ def test_commands_that_cannot_be_read_count_as_a_launcher_that_has_gone() -> Non
     launcher = LauncherConnection(Unreadable(), io.StringIO())
     launcher.start()
     try:
-        assert launcher.gone.wait(5)
+        assert launcher.gone.wait(60)
         with pytest.raises(JobError, match="stopped before training began"):
             launcher.exchange_addresses()
     finally:
@@ -184,7 +184,7 @@ def failures(outlet: io.StringIO) -> list[str]:
 
 def until(outlet: io.StringIO) -> list[str]:
     """Wait until a thread has reported its failure."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while not (found := failures(outlet)) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return found
@@ -215,8 +215,8 @@ def test_a_stop_goes_to_the_first_exchange_that_is_open_and_to_one_that_comes_la
     launcher.forward_requests(exchanges[0], 0)
     launcher.forward_requests(exchanges[1], 0)
     launcher.commands.put({"do": "stop"})
-    assert launcher.stopping.wait(5)
-    deadline_s = time.monotonic() + 5
+    assert launcher.stopping.wait(60)
+    deadline_s = time.monotonic() + 60
     while not asked and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert asked == [(1, SignalKind.STOP)]

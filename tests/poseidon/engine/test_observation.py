@@ -92,7 +92,7 @@ def test_a_failure_while_statistics_are_sent_is_raised_at_the_end(
 
     layer, trace = nn.Linear(2, 2), Recorded()
     seen = Observation(build(layer, Scheme.LOCAL, Scheme.LOCAL), [], trace, fail)
-    assert failed.wait(5)
+    assert failed.wait(60)
     with pytest.raises(RuntimeError, match="no room"):
         seen.close()
     seen.close()

@@ -83,7 +83,7 @@ def test_after_close_nothing_is_waited_for_and_nothing_runs() -> None:
         calls.call(lambda: None)
     waiter = threading.Thread(target=calls.drain, daemon=True)
     waiter.start()
-    waiter.join(10)
+    waiter.join(60)
     assert not waiter.is_alive()
 
 

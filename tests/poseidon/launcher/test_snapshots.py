@@ -104,7 +104,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.copies.close()
     if isinstance(site.agent, SlowAgent):
         site.agent.let_go.set()
-    site.copies._thread.join(10)
+    site.copies._thread.join(60)
     assert not site.copies._thread.is_alive()
 
 
@@ -213,7 +213,7 @@ def requests(*signals: signal.Signals) -> SignalRequests:
 def under_way(site: Site, slow: SlowAgent) -> Path:
     state = write(site.far, 10)
     site.copies.fetch(str(FAR / state.name), site.arrived.append)
-    assert slow.under_way.wait(10)
+    assert slow.under_way.wait(60)
     return state
 
 
@@ -250,7 +250,7 @@ def test_a_job_that_ends_leaves_nothing_half_done(site: Site, slow: SlowAgent) -
     state = under_way(site, slow)
     site.copies.close()
     slow.let_go.set()
-    site.copies._thread.join(10)
+    site.copies._thread.join(60)
     assert (site.arrived, list(site.here.iterdir())) == ([], [])
     assert site.warnings == [
         f"not copied here, but left on the host of worker 0: {FAR / state.name}"

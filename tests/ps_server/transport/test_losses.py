@@ -18,7 +18,7 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 from tests.support.transport_contract import send_first
 
 KEYS = JobKeys.new(workers=1, shards=1)
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def greet(server: ZmqServerTransport, client: ZmqClientTransport) -> None:

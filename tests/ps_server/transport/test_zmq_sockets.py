@@ -132,7 +132,7 @@ def test_what_was_taken_has_left(encrypted: bool) -> None:
         while received < 2:
             received += len(server.receive(10))
         for tracker in list(client._trackers[0]):
-            tracker.wait(10)
+            tracker.wait(60)
         assert client.unsent(0) == 0
     finally:
         client.close()

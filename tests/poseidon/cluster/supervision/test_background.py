@@ -92,7 +92,7 @@ def test_a_launcher_that_takes_too_long(tmp_path: Path) -> None:
     left = [process for process in psutil.Process().children() if process.pid not in before]
     assert none_left(process.pid for process in left)
     for process in left:
-        process.wait(10)
+        process.wait(60)
 
 
 def test_cannot_be_started(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_results_come_in_order_and_never_more_than_depth_ahead() -> None:
     prefetcher = Prefetcher(make, first=5, depth=3, name="poseidon-test")
     try:
         assert prefetcher.get() == 25
-        assert fourth.wait(10), "having handed one out it makes three more"
+        assert fourth.wait(60), "having handed one out it makes three more"
         assert started == [5, 6, 7, 8]
         assert [prefetcher.get() for _ in range(5)] == [36, 49, 64, 81, 100]
     finally:
