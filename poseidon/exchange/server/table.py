@@ -74,9 +74,7 @@ class ServerTable:
         self.copied_in: Event = DONE
         """After which `value` may be written to."""
         self.value: Payload = as_array(
-            flat
-            if self._on_host
-            else device.host_memory(flat.numel(), dtype=flat.dtype).copy_(flat)
+            flat if self._on_host else device.host_memory(flat.numel(), dtype=flat.dtype)
         )
         if self._on_host:
             assert np.shares_memory(self.value, as_array(trained.tensor.detach()))

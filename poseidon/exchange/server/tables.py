@@ -124,9 +124,8 @@ class ServerTables(CarrierState):
         if clock is not None:
             self._drain()
             self._client.renew(clock)
-            for table in self._tables:
-                table.reload()
         for table, history in zip(self._tables, histories, strict=True):
+            table.reload()
             table.set_history(history)
         for index, table in enumerate(self._tables):
             if table.staleness == 0 and not (table.statistics or table.is_copy):
@@ -172,12 +171,12 @@ class ServerTables(CarrierState):
         table = self._tables[index]
         table.begun, number = True, table.pushes
         table.pushes += 1
-        if table.statistics:
-            self._push_statistics(index, table, gradient)
-            return
-        source = gradient.detach().reshape(-1)
         if not self._device.is_host:  # the memory for this push may still be in the last one
             self._pushes.drain(self._last_push[index])
+        if table.statistics:
+            self._push_statistics(index, table, gradient, number)
+            return
+        source = gradient.detach().reshape(-1)
         clock = self._client.clock_of(self._first + index) if table.encoders else 0
         flat, copied = table.to_host(source, number, clock)
         if self._pushes.is_threaded:
@@ -218,11 +217,11 @@ class ServerTables(CarrierState):
         found: Array = moved.numpy()
         return found
 
-    def _push_statistics(self, index: int, table: ServerTable, values: Tensor) -> None:
+    def _push_statistics(self, index: int, table: ServerTable, values: Tensor, number: int) -> None:
         source = values.detach().reshape(-1)
         if self._device.is_host:
             source = source.clone()
-        flat, copied = table.to_host(source, 0)
+        flat, copied = table.to_host(source, number)
         self._last_push[index] = self._pushes.call(
             partial(self._send_statistics, index, source, flat, copied)
         )
@@ -279,7 +278,7 @@ class ServerTables(CarrierState):
             if table.begun or table.is_copy or in_parts:
                 continue
             if table.statistics:
-                self._push_statistics(index, table, table.tensor)
+                self._push_statistics(index, table, table.tensor, 0)
             else:
                 device = table.tensor.device if table.encoders else "cpu"
                 self.push(

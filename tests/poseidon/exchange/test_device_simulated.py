@@ -333,6 +333,25 @@ def test_training_on_a_host_of_two_devices_waits_for_none() -> None:
         on_threads(2, run)
 
 
+def test_owners_on_a_host_begin_with_the_values_of_worker_0() -> None:
+    """Statistics are of a different worker's plane than the weights."""
+
+    def run(rank: int) -> None:
+        own = [
+            Trained(name=name, tensor=torch.full((4,), rank + 1.0, device=device_of(rank)), **how)
+            for name, how in (("w", {}), ("mean", {"statistics": True}))
+        ]
+        exchange = make(rank, own, ExchangeSettings())
+        try:
+            exchange.open(None)
+            assert [trained.tensor.cpu().tolist() for trained in own] == [[1.0] * 4] * 2
+        finally:
+            exchange.close()
+
+    with simulated_devices(2, LATEST), machines(ExchangeKind.SERVER, (2,), shards=1) as make:
+        on_threads(2, run)
+
+
 def test_without_an_event_two_streams_race() -> None:
     expected = pytest.raises(Race, match="writes on stream 1 what add_ writes on stream 0")
     with expected, simulated_devices(1, 0) as (device,):
