@@ -339,7 +339,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._check_one_each(outputs[0])
             _check_alike("gather", inputs[0], outputs[0])
         own = _flat(inputs[0])
-        return self._submit(run, outputs, "gather")
+        return self._submit(run, outputs, "gather", after=inputs)  # others have no outputs
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> PoseidonWork:
         root = opts.rootRank
@@ -494,9 +494,11 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         flats = [_flat(tensor) for tensor in tensors]
         return self._submit(run, result, name)
 
-    def _submit(self, run: Callable[[list[_Copy]], None], result: Any, name: str) -> PoseidonWork:
+    def _submit(
+        self, run: Callable[[list[_Copy]], None], result: Any, name: str, *, after: Any = None
+    ) -> PoseidonWork:
         self._script.begin()
-        place, ready = self.mesh.place(), _event_of(result)
+        place, ready = self.mesh.place(), _event_of(result if after is None else after)
 
         def run_here(copies: list[_Copy]) -> None:
             ready.synchronize()

@@ -348,6 +348,7 @@ def test_calls_with_tensors_of_a_gpu_return_before_the_gpu_is_done(seed: int) ->
                 torch.ones(5, device=device.torch),
                 torch.ones(5, device=device.torch),
             )
+            gathered = [[torch.zeros_like(single) for _ in range(SIZE)]] * (mesh.rank == 1)
             own.mul_(2.0)
             received.mul_(7.0)
             device.waits.clear()
@@ -363,6 +364,9 @@ def test_calls_with_tensors_of_a_gpu_return_before_the_gpu_is_done(seed: int) ->
             assert own.cpu().tolist() == [[12.0] * 3] * 4
             assert [float(output.cpu()[3, 2]) for output in outputs] == [2.0, 4.0, 6.0]
             assert received.cpu().tolist() == [float((mesh.rank - 1) % SIZE)] * 5
+            group.gather(gathered, [single * (mesh.rank + 3)], gather_to(1)).wait()
+            for results in gathered:
+                assert [result.cpu()[4].item() for result in results] == [3.0, 4.0, 5.0]
 
     with simulated_devices(SIZE, seed) as devices, meshes(SIZE) as made:
         on_all(made, run)
