@@ -345,6 +345,8 @@ def _check_devices(clients: Sequence[HostNeeds], problems: list[str]) -> None:
         return
     files = os.listdir("/dev") if os.path.isdir("/dev") else []
     there = sum(name[:6] == "nvidia" and name[6:].isdigit() for name in files)
+    if not there and "dxg" in files:
+        return  # Windows has the driver (WSL), which shows no GPU here: the worker looks for it
     names = visible_gpus()
     found = there if names is None else _count_visible(names, there)
     if found <= wanted:

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,8 +82,10 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def pin(self, memory: Tensor) -> None:
-        """Let memory on the host be as that of `host_memory`, until `unpin`."""
+    def pin(self, memory: Tensor) -> bool:
+        """Let memory on the host be as that of `host_memory`, until `unpin`. Return False where the
+        driver refuses: copies then wait.
+        """
 
     @abstractmethod
     def unpin(self, memory: Tensor) -> None:
@@ -158,8 +160,8 @@ class HostDevice(Device):
     def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu")
 
-    def pin(self, memory: Tensor) -> None:
-        pass
+    def pin(self, memory: Tensor) -> bool:
+        return True
 
     def unpin(self, memory: Tensor) -> None:
         pass
@@ -183,8 +185,11 @@ class CudaDevice(Device):
     def stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)
 
-    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
-        return torch.cuda.stream(stream)
+    @contextmanager
+    def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        # the current GPU of a new thread is number 0, and torch would make a context there
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            yield
 
     def event(self) -> Event:
         event = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to others
@@ -204,10 +209,14 @@ class CudaDevice(Device):
         with torch.cuda.device(self._device):
             return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
-    def pin(self, memory: Tensor) -> None:
-        if memory.numel():
-            register = torch.cuda.cudart().cudaHostRegister
-            torch.cuda.check_error(register(memory.data_ptr(), memory.nbytes, 0))
+    def pin(self, memory: Tensor) -> bool:
+        if memory.numel() and torch.cuda.cudart().cudaHostRegister(
+            memory.data_ptr(), memory.nbytes, 0
+        ):
+            with suppress(RuntimeError):  # the next kernel reports the error once more
+                torch.ones(1, device=self._device)
+            return False
+        return True
 
     def unpin(self, memory: Tensor) -> None:
         if memory.numel():

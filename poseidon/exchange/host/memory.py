@@ -28,7 +28,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from poseidon.exchange.device import Device, device_of
+from poseidon.exchange.device import device_of
 from poseidon.exchange.host.links import HostLinks
 from poseidon.exchange.host.pieces import FlatPiece
 from ps_server import TransportError
@@ -80,9 +80,15 @@ class HostMemory:
         try:
             found = _of_gpus(floats, rank, links, like) if pieces else None
             self.on_gpus = found is not None
-            self._file = torch.empty(0) if found else _of_file(sum(floats), file, self._device)
+            self._file = torch.empty(0) if found else _of_file(sum(floats), file)
         finally:
             os.close(file)
+        self._is_pinned = self._device.pin(self._file)
+        if not (self._is_pinned or rank):
+            LOGGER.warning(
+                "the memory that the workers of this machine share cannot be pinned; copies between "
+                "it and their GPUs are slow"
+            )
         memories = found or list(self._file.split(floats))
         ends = [0] * len(floats)
 
@@ -111,7 +117,8 @@ class HostMemory:
     def close(self) -> None:
         """Free the memory: it goes with the last of its views. Safe to call twice."""
         self._device.synchronize()
-        self._device.unpin(self._file)
+        if self._is_pinned:
+            self._device.unpin(self._file)
         self.values, self._parts, self._owners, self._file = [], [], [], torch.empty(0)
 
 
@@ -127,7 +134,7 @@ def _lines(floats: int) -> int:
     return -(-floats // LINE_FLOATS) * LINE_FLOATS
 
 
-def _of_file(floats: int, file: int, device: Device) -> Tensor:
+def _of_file(floats: int, file: int) -> Tensor:
     """Return all of the file, as so many numbers."""
     length = max(floats * FLOAT_BYTES, 1)
     try:
@@ -140,11 +147,7 @@ def _of_file(floats: int, file: int, device: Device) -> Tensor:
             f"{getattr(error, 'strerror', None) or error}; free as much memory, or put fewer "
             "workers on this machine"
         ) from error
-    memory = (
-        torch.frombuffer(mapped, dtype=torch.float32, count=floats) if floats else torch.empty(0)
-    )
-    device.pin(memory)
-    return memory
+    return torch.frombuffer(mapped, dtype=torch.float32, count=floats) if floats else torch.empty(0)
 
 
 def _of_gpus(

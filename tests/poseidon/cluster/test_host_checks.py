@@ -111,6 +111,13 @@ def test_gpus_are_those_that_cuda_shows(
         assert not problems
 
 
+def test_windows_shows_no_gpu_of_its_driver_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_probe.os, "listdir", lambda _: ["dxg", "null"])
+    problems: list[str] = []
+    host_probe._check_devices([replace(HERE, devices=(0,))], problems)
+    assert not problems
+
+
 def test_a_process_that_may_not_have_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 144))
     assert _problems(replace(HERE, peers=20)) == ()

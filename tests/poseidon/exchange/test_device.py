@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import pytest
@@ -47,6 +48,22 @@ def test_the_host_lends_no_memory() -> None:
     assert HOST.lend(torch.ones(3)) == b""
     with pytest.raises(RuntimeError, match="by files"):
         HOST.borrow(b"")
+
+
+def test_a_stream_of_a_gpu_is_used_with_that_gpu_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new thread GPU 0 is, and torch would make a context there when the stream is left."""
+    entered: list[object] = []
+
+    @contextmanager
+    def enters(what: object) -> Iterator[None]:
+        entered.append(what)
+        yield
+        assert entered.pop() == what
+
+    monkeypatch.setattr(torch.cuda, "device", enters)
+    monkeypatch.setattr(torch.cuda, "stream", enters)
+    with CudaDevice(torch.device("cuda:1")).on("its stream"):  # type: ignore[arg-type]
+        assert entered == [torch.device("cuda:1"), "its stream"]
 
 
 class Lender:

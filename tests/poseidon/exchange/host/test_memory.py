@@ -97,9 +97,8 @@ def test_memory_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPat
 
 CHILD = """
 import os, signal
-from poseidon.exchange.device import HOST
 from poseidon.exchange.host.memory import _of_file, new_file
-_of_file(1000, new_file(), HOST).fill_(1.0)
+_of_file(1000, new_file()).fill_(1.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -365,3 +364,16 @@ def test_an_owner_passes_no_lent_memory_on(monkeypatch: pytest.MonkeyPatch) -> N
     ends_of(2, 0)
     assert lent and begun
     assert not {id(block) for block in lent} & {id(block) for block in begun}
+
+
+def test_memory_that_a_driver_does_not_pin_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out_of_reach(monkeypatch)
+    pinned, _ = ends_of(2, 0)
+    monkeypatch.setattr(SimulatedDevice, "pin", lambda *_: False)
+    pageable, _ = ends_of(2, 0)
+    for one, other in zip(pinned, pageable, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert caplog.text.count("cannot be pinned") == 1
