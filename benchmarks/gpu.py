@@ -21,6 +21,7 @@ and 2 without a GPU.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -35,6 +36,8 @@ sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 from poseidon.cli.checkout import use_environment
 
 use_environment("torch", "numpy", "zmq", "msgpack", "google", "lmdb")
+# torch reads it at the first product of matrices, and --deterministic needs it
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 READERS = ("cv2", "h5py", "pydot", "tqdm")
 """Packages that read or draw files.
