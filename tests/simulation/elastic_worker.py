@@ -31,29 +31,20 @@ from poseidon.engine.process import run_work
 from poseidon.engine.snapshots import files
 from poseidon.engine.snapshots import files as snapshot_writer
 from poseidon.errors import PoseidonError
-from poseidon.exchange import worker_links
-from poseidon.exchange.allreduce import sums
 from poseidon.exchange.building.built import Built
-from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.factors import carrier
-from poseidon.exchange.host import links, owner, state
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.observer import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
-from ps_server import monitor, pump
-from ps_server.errors import ServerError, as_server_error
-from ps_server.keys import Keyring
+from ps_server.errors import ServerError
 from ps_server.server import Server
 from tests.simulation.client import Waits, serve_shard
+from tests.simulation.exchanges import WorkerWire, stand_ins
 from tests.simulation.hosts import JobProcess
 from tests.simulation.launcher import Primitives
-from tests.simulation.network import End, Fabric, SimulatedClient, SimulatedWire
-from tests.simulation.processes import Question
-from tests.simulation.unix_sockets import SimulatedSelectors, UnixSockets
+from tests.simulation.network import Fabric
+from tests.simulation.processes import Process, Question
 from tests.simulation.world import World
 
 WAIT_S = 600.0
-LOCAL = (links, owner, state)
 ORPHAN_S = 20.0
 """How long a shard stays once its launcher has gone."""
 STATISTICS_S = 12.0
@@ -119,10 +110,7 @@ class ElasticWorker:
         self.reached = 0
         """The last iteration that it has reported."""
         self._noted: object = None
-        self._ends = 0
-        self.end: End | None = None
-        """Of the present connections to the shards."""
-        self.wires: list[SimulatedWire] = []
+        self.wires: list[WorkerWire] = []
         """Of the connections to other workers, one for each start."""
         course.workers[process] = self
         process.on_hang_up = self._hang_up
@@ -191,13 +179,6 @@ class ElasticWorker:
         self._course.check(f"the memory of {self._process.name}", newest.iteration, values)
         self._course.holds(self._process, newest.iteration)
 
-    def connect(self, shards: Sequence[str]) -> SimulatedClient:
-        """Connect to shards."""
-        fabric = self._course.fabric
-        self.end = fabric.end(self._process, f"{self._process.name} {self._ends}")
-        self._ends += 1
-        return SimulatedClient(fabric, self.end, shards)
-
 
 class _Launcher(LauncherConnection):
     """The real one, on a host that is idle."""
@@ -205,21 +186,6 @@ class _Launcher(LauncherConnection):
     def of_host(self) -> dict[str, object]:
         """See `LauncherConnection`."""
         return {"sending_s": 0.0, "host_busy": 0.0}
-
-
-class _Wire(SimulatedWire):
-    """The wire of a worker, whose connections to shards have an end of their own."""
-
-    def __init__(self, worker: ElasticWorker) -> None:
-        name = f"{worker._process.name} {len(worker.wires)}"
-        super().__init__(worker._course.fabric, worker._process, name)
-        self._worker = worker
-
-    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> SimulatedClient:
-        """See `Wire`."""
-        if addresses[0].startswith("simulated:"):
-            return super().connect(addresses, keys)
-        return self._worker.connect(addresses)
 
 
 class _Work(SolverWork):
@@ -232,7 +198,8 @@ class _Work(SolverWork):
     def membership(self) -> Membership:
         """See `TrainingWork`."""
         member, worker = super().membership(), self._worker
-        worker.wires.append(_Wire(worker))
+        name = f"{worker._process.name} {len(worker.wires)}"
+        worker.wires.append(WorkerWire(worker._course.fabric, worker._process, name))
         return replace(member, network=replace(member.network, wire=worker.wires[-1]))
 
     def definition(self) -> SolverDefinition:
@@ -293,52 +260,6 @@ class _Outlet:
         """See `TextIO`."""
 
 
-class _LoopThread:
-    """Stands for the thread of what moves messages, which is a loop of its process.
-
-    Args:
-        primitives: of the run.
-        process: it is in.
-        steps: returns its steps.
-        fail: takes what they have raised.
-        ends: that wake it.
-    """
-
-    def __init__(
-        self,
-        primitives: Primitives,
-        process: JobProcess,
-        steps: Callable[[], Iterator[float]],
-        fail: Callable[[ServerError], None],
-        ends: Sequence[End],
-    ) -> None:
-        self.ident: int | None = None
-        self._primitives = primitives
-        self._process = process
-        self._steps = steps
-        self._fail = fail
-        self._ends = ends
-        self._over = False
-
-    def start(self) -> None:
-        """See `threading.Thread`."""
-        self.ident = 1
-        loop = self._process.loop(self._steps(), self._failed, self._ended)
-        for end in self._ends:
-            end.loop = loop
-
-    def join(self) -> None:
-        """See `threading.Thread`."""
-        self._primitives.wait(lambda: self._over, None)
-
-    def _failed(self, error: Exception) -> None:
-        self._fail(as_server_error(error, "the connection failed"))
-        self._ended()
-
-    def _ended(self) -> None:
-        self._over = self._process.changed = True
-
-
 @contextlib.contextmanager
 def installed(course: Course) -> Iterator[None]:
     """Let the code of the workers live in the run's world."""
@@ -350,53 +271,28 @@ def installed(course: Course) -> Iterator[None]:
         assert isinstance(process, JobProcess)
         return course.workers[process]
 
-    def pump_thread(target: Any, **_: object) -> _LoopThread:
-        worker, moved = running(), target.__self__
-        assert worker.end is not None
-        return _LoopThread(
-            primitives, worker._process, moved.steps, moved._monitor.fail, [worker.end]
-        )
-
-    def links_thread(target: Any, **_: object) -> _LoopThread:
-        worker, moved = running(), target.__self__
-        wire = moved._wire
-        return _LoopThread(
-            primitives, worker._process, moved.steps, moved.fail, [wire.listening, wire.sending]
-        )
+    def wire_of(process: Process) -> WorkerWire:
+        assert isinstance(process, JobProcess)
+        return course.workers[process].wires[-1]
 
     def write_whole(path: Path, content: bytes) -> None:
         course.write(running()._process, path)
         path.write_bytes(content)
 
-    clock, now_ns = world.clock, primitives.time.perf_counter_ns
     places: Sequence[tuple[Any, str, object]] = (
-        (monitor, "threading", primitives.threading),
-        (monitor, "time", primitives.time),
-        (pump, "threading", SimpleNamespace(Thread=pump_thread)),
-        (worker_links, "threading", SimpleNamespace(Thread=links_thread)),
-        *((module, "threading", primitives.threading) for module in (carrier, sums)),
+        *stand_ins(primitives, wire_of),
         (launcher_connection, "threading", primitives.threading),
         (launcher_connection, "queue", primitives.queue),
         (launcher_connection, "time", primitives.time),
         (observation, "threading", primitives.threading),
         (observation, "STATISTICS_S", STATISTICS_S),
         (snapshot_writer, "threading", primitives.threading),
-        (links, "socket", UnixSockets(primitives)),
-        (links, "selectors", SimulatedSelectors(primitives)),
-        (links, "time", primitives.time),
-        *((module, "threading", primitives.threading) for module in LOCAL),
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),
         *(
             (module, "time", primitives.time)
             for module in (work, worker, trainer, memory, checkpoint)
         ),
         (files, "write_whole", write_whole),
-        (
-            Exchange.__init__,
-            "__kwdefaults__",
-            {**(Exchange.__init__.__kwdefaults__ or {}), "now_ns": now_ns},
-        ),
-        (TransitTimes.__init__, "__defaults__", (clock,)),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, stands_in in places:

@@ -84,14 +84,20 @@ class Primitives:
         return world.run(question, seconds)
 
     def thread(
-        self, target: Callable[..., object], args: Sequence[object] = (), **_: object
+        self,
+        target: Callable[..., object],
+        args: Sequence[object] = (),
+        name: str | None = None,
+        **_: object,
     ) -> BatonThread:
         """Return what stands for a thread of the process that runs."""
-        return self.thread_in(self.current, partial(target, *args))
+        return self.thread_in(self.current, partial(target, *args), name)
 
-    def thread_in(self, process: Process, target: Callable[[], object]) -> BatonThread:
+    def thread_in(
+        self, process: Process, target: Callable[[], object], name: str | None = None
+    ) -> BatonThread:
         """Return what stands for a thread of a process."""
-        return BatonThread(process, target, self.wait)
+        return BatonThread(process, target, self.wait, name)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

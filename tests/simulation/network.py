@@ -17,6 +17,8 @@ from ps_server.transport.base import Frames
 from tests.simulation.processes import Loop, Process
 from tests.simulation.world import World
 
+ADDRESS = "tcp://simulated/"
+"""Of what listens, before the name of its end."""
 WAITING = 2
 """Messages that wait with a sender; more are not taken."""
 RELAYED = 500
@@ -273,7 +275,7 @@ class SimulatedServer:
     def __init__(self, fabric: Fabric, end: End) -> None:
         self._fabric = fabric
         self.end = end
-        self.address = f"simulated://{end.name}"
+        self.address = ADDRESS + end.name
 
     @property
     def connections(self) -> int:
@@ -374,7 +376,7 @@ class SimulatedWire:
 
     def connect(self, addresses: Sequence[str], keys: Keyring | None) -> SimulatedClient:
         """See `Wire`."""
-        names = [address.removeprefix("simulated://") for address in addresses]
+        names = [address.removeprefix(ADDRESS) for address in addresses]
         return SimulatedClient(self._fabric, self.sending, names)
 
     def serve(

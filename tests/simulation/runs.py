@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from tests.simulation.scenarios import (
+    devices,
     elastic,
     factors,
     job,
@@ -35,6 +36,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "elastic": elastic.simulate,
     "quorum": quorum.simulate,
     "rendezvous": rendezvous.simulate,
+    "devices": devices.simulate,
 }
 
 

@@ -19,6 +19,7 @@ SEEDS = {
     "elastic": 25,
     "quorum": 50,
     "rendezvous": 50,
+    "devices": 50,
 }
 """How many of each scenario; `python -m tests.simulation` runs more."""
 

@@ -27,9 +27,11 @@ class BatonThread:
         process: it is in.
         target: its work.
         wait: lets time pass (`Primitives.wait`).
+        name: of the thread; None: any.
 
     Attributes:
         process: as given.
+        name: see `threading.Thread`.
         error: what its work has raised.
         over: whether its work has ended.
         ident: see `threading.Thread`: None before it has started.
@@ -40,6 +42,7 @@ class BatonThread:
         process: Process,
         target: Callable[[], object],
         wait: Callable[[Callable[[], object], float | None], bool],
+        name: str | None = None,
     ) -> None:
         self.process = process
         self.ident: int | None = None
@@ -52,7 +55,8 @@ class BatonThread:
         self._back.acquire()
         self._question = Question(lambda: True, "", 0.0)
         self._in_time = self._abandoned = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.name = self._thread.name
 
     def start(self) -> None:
         """See `threading.Thread`."""

@@ -36,12 +36,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from poseidon.exchange.device import KINDS, Device, Event
 from poseidon.exchange.host.links import HostLinks
@@ -79,7 +79,7 @@ class _Access:
     number: int
     writes: bool
     what: str
-    place: str
+    place: list[tuple[CodeType, int]]
 
 
 @dataclass(eq=False)
@@ -169,7 +169,8 @@ class SimulatedDevice(Device):
         self._current = threading.local()
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
         """By the address of their storage."""
-        self._pinned: dict[int, _Block] = {}
+        self._pinned: dict[int, tuple[int, _Block]] = {}
+        """By the address of their storage: its bytes, and it."""
         self._work: deque[_Work] = deque()
 
     # The contract.
@@ -209,21 +210,26 @@ class SimulatedDevice(Device):
     def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         memory = _spoilt(torch.zeros(shape, dtype=dtype))
         if memory.numel():
+            self.pin(memory)
             storage = memory.untyped_storage()
-            address = storage.data_ptr()
-            with self.lock:
-                self._pinned[address] = self._blocks[address] = _Block(self._first.number)
-            weakref.finalize(storage, self._pinned.pop, address, None)
+            weakref.finalize(storage, self._pinned.pop, storage.data_ptr(), None)
         return memory
 
-    def pin(self, memory: Tensor) -> None:
-        address = memory.untyped_storage().data_ptr()
+    def pin(self, memory: Tensor) -> bool:
+        storage = memory.untyped_storage()
         with self.lock:
-            self._pinned[address] = self._blocks[address] = _Block(self._first.number)
+            block = self._blocks[storage.data_ptr()] = _Block(self._first.number)
+            self._pinned[storage.data_ptr()] = storage.nbytes(), block
+        return True
 
     def unpin(self, memory: Tensor) -> None:
         with self.lock:
             self._pinned.pop(memory.untyped_storage().data_ptr(), None)
+
+    def _pinned_at(self, memory: Tensor) -> _Block | None:
+        """Return the block of pinned memory; None: it is not pinned."""
+        at = memory.data_ptr()  # of a view through numpy the storage has an address of its own
+        return next((b for start, (n, b) in self._pinned.items() if start <= at < start + n), None)
 
     def lend(self, memory: Tensor) -> bytes:
         assert isinstance(memory, SimulatedTensor) and memory.dtype is torch.float32
@@ -288,12 +294,12 @@ class SimulatedDevice(Device):
                 if known.get(access.stream, 0) < access.number and access.stream not in kept:
                     self.races.append(
                         f"memory of {'another process' if home is None else f'stream {home}'} is freed while {access.what} on stream "
-                        f"{access.stream} may use it\n{_place()}"
+                        f"{access.stream} may use it\n{_lines(_place())}"
                     )
                     return
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._pinned
+        return self._pinned_at(tensor) is not None
 
     # Work.
 
@@ -304,14 +310,14 @@ class SimulatedDevice(Device):
 
     def _call(self, function: Any, arguments: Any, named: Any) -> Any:
         name = function.overloadpacket.__name__
-        plain = tree_map_only(SimulatedTensor, lambda t: t.plain, (arguments, named))
+        plain = _mapped(SimulatedTensor, lambda t: t.plain, (arguments, named))
         arguments_, named_ = plain
         to_host = named_.get("device") is not None and named_["device"].type == "cpu"
         if "device" in named_ and not to_host:
             named_ = {**named_, "device": torch.device("cpu")}
         if name in VIEWS and function._schema.name.startswith("aten::"):
             found = function(*arguments_, **named_)
-            return tree_map_only(Tensor, self._own, found)
+            return _mapped(Tensor, self._own, found)
         if name == "copy_":
             return self._copy(arguments)
         if name == "_to_copy":
@@ -325,7 +331,7 @@ class SimulatedDevice(Device):
             return self._at_once(function, name, arguments_, named_)
         # what it returns on what is there now has the shape of the result
         early = function(*_in_range(name, arguments_), **named_)
-        outs = tree_map_only(Tensor, lambda found: self._own(_spoilt(found)), early)
+        outs = _mapped(Tensor, lambda found: self._own(_spoilt(found)), early)
         flat = _tensors(outs)
 
         def run() -> None:
@@ -341,7 +347,7 @@ class SimulatedDevice(Device):
         stream = self.current
         self.host_waits(name, [stream.last, *stream.barriers] if stream.last else [], stream.clock)
         found = function(*arguments, **named)
-        return tree_map_only(Tensor, self._own, found)
+        return _mapped(Tensor, self._own, found)
 
     def _to_copy(self, source: Tensor, named: Any) -> Tensor:
         device = named.get("device")
@@ -368,7 +374,7 @@ class SimulatedDevice(Device):
         self.copies[direction] += 1
         self.bytes[direction] += plain.nbytes
         host = plain if here[0] else plain_to
-        block = self._pinned.get(host.untyped_storage().data_ptr())
+        block = self._pinned_at(host)
         pinned = block is not None
         # a copy before this one, in order, may still read the memory
         spoils = not here[0] and not (block and block.pending)
@@ -412,7 +418,7 @@ class SimulatedDevice(Device):
             plain, block = tensor.plain, tensor.block
         else:
             plain = tensor
-            found = self._pinned.get(plain.untyped_storage().data_ptr())
+            found = self._pinned_at(plain)
             if found is None:
                 return
             block = found
@@ -428,7 +434,8 @@ class SimulatedDevice(Device):
                 self.races.append(
                     f"{what} {'writes' if writes else 'reads'} on stream {stream.number} what "
                     f"{other.what} {'writes' if other.writes else 'reads'} on stream "
-                    f"{other.stream}, with no event between\n{_place()}after\n{other.place}"
+                    f"{other.stream}, with no event between\n{_lines(_place())}after\n"
+                    f"{_lines(other.place)}"
                 )
                 break
         block.accesses[:] = [
@@ -616,9 +623,21 @@ def _merge(clock: dict[int, int], other: dict[int, int]) -> None:
             clock[stream] = number
 
 
+def _mapped(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
+    """As torch's `tree_map_only`, which takes most of the time of a run."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, tuple | list):
+        found = [_mapped(kind, function, each) for each in tree]
+        return found if isinstance(tree, list) else tuple(found)
+    if isinstance(tree, dict):
+        return {name: _mapped(kind, function, each) for name, each in tree.items()}
+    return tree
+
+
 def _tensors(*trees: Any) -> list[Any]:
     found: list[Any] = []
-    tree_map_only(Tensor, found.append, trees)
+    _mapped(Tensor, found.append, trees)
     return found
 
 
@@ -642,7 +661,7 @@ def _in_range(name: str, arguments: Any) -> Any:
     """Return arguments with indices that are legal before they are there."""
     if name not in ("index", "gather"):
         return arguments
-    return arguments[0], *tree_map_only(Tensor, torch.zeros_like, arguments[1:])
+    return arguments[0], *_mapped(Tensor, torch.zeros_like, arguments[1:])
 
 
 def _has_masks(arguments: Any) -> bool:
@@ -650,9 +669,9 @@ def _has_masks(arguments: Any) -> bool:
 
 
 def _extent(plain: Tensor) -> tuple[int, int]:
-    start = plain.storage_offset()
+    start = plain.data_ptr()
     length = sum((size - 1) * step for size, step in zip(plain.shape, plain.stride(), strict=True))
-    return start * plain.element_size(), (start + length + 1) * plain.element_size()
+    return start, start + (length + 1) * plain.element_size()
 
 
 def _spoilt(tensor: Tensor) -> Tensor:
@@ -677,13 +696,18 @@ def _nothing() -> None:
     pass
 
 
-def _place() -> str:
-    """Return the last lines of this thread that are Poseidon's."""
-    found: list[str] = []
-    frame = sys._getframe()
+def _place() -> list[tuple[CodeType, int]]:
+    """Return the last lines of this thread that are Poseidon's, the last one first."""
+    found: list[tuple[CodeType, int]] = []
+    frame: FrameType | None = sys._getframe()
     while frame is not None and len(found) < 4:  # `traceback` would read the files each time
-        code = frame.f_code
-        if "/poseidon/" in code.co_filename:
-            found.append(f"  {code.co_filename}:{frame.f_lineno} in {code.co_name}\n")
-        frame = frame.f_back  # type: ignore[assignment]
-    return "".join(reversed(found))
+        if "/poseidon/" in frame.f_code.co_filename:
+            found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def _lines(place: list[tuple[CodeType, int]]) -> str:
+    return "".join(
+        f"  {code.co_filename}:{line} in {code.co_name}\n" for code, line in reversed(place)
+    )

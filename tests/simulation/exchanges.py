@@ -1,0 +1,130 @@
+"""The exchange of a worker in a simulated world: its threads hand a baton around, and those that
+move messages are loops of the process. Simulated are its sockets and clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from poseidon.exchange import serial_executor, worker_links
+from poseidon.exchange.allreduce import sums
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors import carrier
+from poseidon.exchange.host import links, owner, state
+from poseidon.exchange.observe.observer import TransitTimes
+from ps_server import monitor, pump
+from ps_server.errors import ServerError, as_server_error
+from ps_server.keys import Keyring
+from tests.simulation.launcher import Primitives
+from tests.simulation.network import ADDRESS, End, Fabric, SimulatedClient, SimulatedWire
+from tests.simulation.processes import Process
+from tests.simulation.unix_sockets import SimulatedSelectors, UnixSockets
+
+
+class WorkerWire(SimulatedWire):
+    """The wire of a worker, whose connections to shards have an end of their own.
+
+    Attributes:
+        of_shards: that end; None: it is not connected to them.
+    """
+
+    def __init__(self, fabric: Fabric, process: Process, name: str = "") -> None:
+        super().__init__(fabric, process, name)
+        self._name = name or process.name
+        self.of_shards: End | None = None
+
+    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> SimulatedClient:
+        """See `Wire`."""
+        if addresses[0].startswith(ADDRESS):
+            return super().connect(addresses, keys)
+        self.of_shards = self._fabric.end(self.listening.process, f"{self._name} to shards")
+        return SimulatedClient(self._fabric, self.of_shards, addresses)
+
+
+class _LoopThread:
+    """Stands for the thread of what moves messages, which is a loop of its process.
+
+    Args:
+        primitives: of the run.
+        process: it is in.
+        steps: returns its steps.
+        fail: takes what they have raised.
+        ends: that wake it.
+    """
+
+    def __init__(
+        self,
+        primitives: Primitives,
+        process: Process,
+        steps: Callable[[], Iterator[float]],
+        fail: Callable[[ServerError], None],
+        ends: Sequence[End],
+    ) -> None:
+        self.ident: int | None = None
+        self._primitives = primitives
+        self._process = process
+        self._steps = steps
+        self._fail = fail
+        self._ends = ends
+        self._over = False
+
+    def start(self) -> None:
+        """See `threading.Thread`."""
+        self.ident = 1
+        loop = self._process.loop(self._steps(), self._failed, self._ended)
+        for end in self._ends:
+            end.loop = loop
+
+    def join(self) -> None:
+        """See `threading.Thread`."""
+        self._primitives.wait(lambda: self._over, None)
+
+    def _failed(self, error: Exception) -> None:
+        self._fail(as_server_error(error, "the connection failed"))
+        self._ended()
+
+    def _ended(self) -> None:
+        self._over = self._process.changed = True
+
+
+def stand_ins(
+    primitives: Primitives, wire_of: Callable[[Process], WorkerWire]
+) -> list[tuple[Any, str, object]]:
+    """Return what stands for what in the modules of an exchange: owner, name and stand-in.
+
+    Args:
+        wire_of: returns the wire of the process that runs.
+    """
+
+    def pump_thread(target: Any, **_: object) -> _LoopThread:
+        process, moved = primitives.current, target.__self__
+        end = wire_of(process).of_shards
+        assert end is not None
+        return _LoopThread(primitives, process, moved.steps, moved._monitor.fail, [end])
+
+    def links_thread(target: Any, **_: object) -> _LoopThread:
+        moved = target.__self__
+        wire = moved._wire
+        return _LoopThread(
+            primitives, primitives.current, moved.steps, moved.fail, [wire.listening, wire.sending]
+        )
+
+    clock, now_ns = primitives.world.clock, primitives.time.perf_counter_ns
+    threaded = (monitor, carrier, sums, links, owner, state, serial_executor)
+    return [
+        *((module, "threading", primitives.threading) for module in threaded),
+        *((module, "time", primitives.time) for module in (monitor, links)),
+        (serial_executor, "queue", primitives.queue),
+        (pump, "threading", SimpleNamespace(Thread=pump_thread)),
+        (worker_links, "threading", SimpleNamespace(Thread=links_thread)),
+        (links, "socket", UnixSockets(primitives)),
+        (links, "selectors", SimulatedSelectors(primitives)),
+        (
+            Exchange.__init__,
+            "__kwdefaults__",
+            {**(Exchange.__init__.__kwdefaults__ or {}), "now_ns": now_ns},
+        ),
+        (TransitTimes.__init__, "__defaults__", (clock,)),
+    ]
