@@ -60,7 +60,7 @@ def test_order_is_that_of_the_layers() -> None:
     assert "norm.running_mean" in module_tensors(Mixed(), Buffers.OWN).rest
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_traced_layer_has_running_statistics() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()
     traced = torch.jit.trace(module, torch.ones(2, 3))
@@ -68,7 +68,7 @@ def test_a_traced_layer_has_running_statistics() -> None:
     assert set(found.exchanged) - set(found.trained) == {"1.running_mean", "1.running_var"}
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_scripted_layer_is_refused() -> None:
     module = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
     with pytest.raises(UsageError, match=r"layers of torch\.jit\.script, which take no hooks"):
