@@ -45,7 +45,9 @@ def Allreduce(
     """
     gpus = list(range(len(blobs)) if gpu_indices is None else gpu_indices)
     if len(gpus) != len(blobs) or not blobs:
-        raise ValueError(f"Allreduce got {len(blobs)} blobs and {len(gpus)} GPUs")
+        raise ValueError(
+            f"Allreduce got {len(blobs)} blobs and {len(gpus)} GPUs; expected one blob a GPU"
+        )
     names = [str(blob) for blob in blobs]
     with core.DeviceScope(OnGPU(gpus[0])):
         copies = [net.Copy(name, f"{name}_copy_{gpus[0]}") for name in names[1:]]

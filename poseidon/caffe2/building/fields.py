@@ -237,7 +237,9 @@ class Scalar(Field):
                 "new one"
             )
         if isinstance(blob, str):
-            raise ValueError("Scalar.set() of a str is ambiguous: give np.array or BlobReference")
+            raise ValueError(
+                "Scalar.set() of a str is ambiguous: pass np.array(blob) or BlobReference(blob)"
+            )
         self._given = dtype
         kind = _type_of(dtype)
         if blob is not None and not hasattr(blob, "GetNameScope"):

@@ -68,7 +68,9 @@ class Job(context.Managed):
         """End the job after an epoch in which a blob, or an output of a task, is true."""
         if isinstance(output, core.BlobReference):
             output = Task(outputs=[output], group=self.epoch_group).outputs()[0]
-        assert isinstance(output, TaskOutput), f"expected a blob or an output, found {output!r}"
+        assert isinstance(output, TaskOutput), (
+            f"a stop condition is a blob or an output, not {output!r}"
+        )
         self.stop_conditions.append(output)
 
 

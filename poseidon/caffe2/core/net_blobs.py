@@ -131,7 +131,9 @@ class NetBlobs:
             AssertionError: one is not a BlobReference, or not a blob of the net.
         """
         for blob in outputs:
-            assert isinstance(blob, BlobReference), f"expected a BlobReference, found {blob!r}"
+            assert isinstance(blob, BlobReference), (
+                f"AddExternalOutput: expected a BlobReference, found {blob!r}"
+            )
             assert self.BlobIsDefined(blob), f"{blob} is not a blob of net {self._net.name}"
             self._net.external_output.append(str(blob))
 

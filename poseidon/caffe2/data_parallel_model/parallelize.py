@@ -206,7 +206,9 @@ def loss_scale(model: Any, shard_batch_sizes: Sequence[int] | None) -> float:
         return 1.0 / (len(model._devices) * shards)
     sizes = list(shard_batch_sizes)
     if len(sizes) != shards or min(sizes) <= 0:
-        raise ValueError(f"shard_batch_sizes={sizes}: expected {shards} numbers above 0")
+        raise ValueError(
+            f"shard_batch_sizes={sizes}: expected {shards} numbers above 0, one for each shard"
+        )
     own = sizes[0 if rendezvous is None else rendezvous["shard_id"]]
     return own / sum(sizes) / len(model._devices)
 

@@ -32,7 +32,9 @@ _warned: set[str] = set()
 def check_parallelized(model: Any) -> None:
     """Raise AssertionError when `Parallelize` was not called for a model."""
     name = model.Name() if isinstance(model, ModelHelper) else type(model).__name__
-    assert hasattr(model, "_data_parallel_model_nets"), f"Model {name} is not parallelized"
+    assert hasattr(model, "_data_parallel_model_nets"), (
+        f"Model {name} is not parallelized; call Parallelize first"
+    )
 
 
 def check_scope() -> None:

@@ -164,7 +164,9 @@ class Format:
         ):
             raise DataError(f"its image has the dimensions {list(shape)}")
         if len(tensor.byte_data) != int(np.prod(shape)):
-            raise DataError(f"its image has {len(tensor.byte_data)} bytes, not as {list(shape)}")
+            raise DataError(
+                f"its image has {len(tensor.byte_data)} bytes, which do not fit {list(shape)}"
+            )
         return np.frombuffer(tensor.byte_data, np.uint8).reshape(shape)
 
     def _channels(self, image: Array) -> Array:
@@ -252,6 +254,6 @@ def _vector(tensor: TensorProto, size: int, what: str) -> Array:
 
 def _box(tensor: TensorProto) -> tuple[int, int, int, int]:
     if tensor.data_type != TensorProto.INT32 or len(tensor.int32_data) != 4:
-        raise DataError("its last tensor is no bounding box: INT32, ymin, xmin, height and width")
+        raise DataError("its last tensor is not a bounding box: INT32, ymin, xmin, height, width")
     top, left, height, width = tensor.int32_data
     return top, left, height, width

@@ -138,7 +138,7 @@ class Do:
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         stack = outputs[-1].value
         if not isinstance(stack, WorkspaceStack):
-            raise EnforceNotMet("Do: the last input is not a stack of CreateScope")
+            raise EnforceNotMet("Do: the last input must be a stack that CreateScope made")
         outside = [*inputs[:-1], *outputs[:-1]]
         blobs = {name: outside[place] for name, place in self.places.items()}
         if self.is_gradient:

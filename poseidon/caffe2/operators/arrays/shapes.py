@@ -150,7 +150,9 @@ def _prepend_rule(maker: GradientMaker) -> None:
 def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
     """Return x with its first dimension split in two, the first of `dim_size`."""
     if x.shape[0] % dim_size:
-        raise ValueError(f"the first dimension, {x.shape[0]}, is no multiple of {dim_size}")
+        raise ValueError(
+            f"the first dimension, {x.shape[0]}, is not a multiple of dim_size={dim_size}"
+        )
     return x.reshape(dim_size, x.shape[0] // dim_size, *x.shape[1:])
 
 
@@ -186,7 +188,7 @@ def tile_gradient(
     tiles = tiles if tiles_tensor is None else int(tiles_tensor.item())
     axis = axis_of(axis if axis_tensor is None else int(axis_tensor.item()), dy.dim())
     if dy.shape[axis] % tiles:
-        raise ValueError(f"the gradient's size, {dy.shape[axis]}, is no multiple of {tiles}")
+        raise ValueError(f"the gradient's size, {dy.shape[axis]}, is not a multiple of {tiles}")
     return dy.reshape(*dy.shape[:axis], tiles, -1, *dy.shape[axis + 1 :]).sum(axis)
 
 

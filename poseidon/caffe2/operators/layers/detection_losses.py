@@ -177,7 +177,7 @@ def sigmoid_cross_entropy_loss_gradient(
 def _by_anchor(x: Tensor, classes: int) -> Tensor:
     """Return N x (anchors classes) x H x W values as N x anchors x classes x H x W."""
     if classes < 1 or x.shape[1] % classes:
-        raise ValueError(f"{x.shape[1]} channels are no multiple of num_classes={classes}")
+        raise ValueError(f"{x.shape[1]} channels are not a multiple of num_classes={classes}")
     return x.reshape(len(x), x.shape[1] // classes, classes, *x.shape[2:])
 
 

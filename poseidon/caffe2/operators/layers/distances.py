@@ -309,7 +309,9 @@ def lambda_rank_ndcg(
     """
     sizes = [len(y)] if lengths is None else lengths.tolist()
     if y.dim() != 1 or y.shape != r.shape or sum(sizes) != len(y):
-        raise ValueError("LambdaRankNdcg: expected vectors as long as all sessions")
+        raise ValueError(
+            "LambdaRankNdcg: scores and relevances must be vectors, as long as all sessions"
+        )
     found = [
         _lambda_session(*session, use_ndcg_as_loss, use_idcg_normalization, use_exp_gain)
         for session in zip(y.split(sizes), r.split(sizes), strict=True)

@@ -195,7 +195,9 @@ def data_type(given: Any) -> int:
         try:
             return int(TensorProto.DataType.Value(name.upper()))
         except ValueError:
-            raise ValueError(f"there is no data type {name}; one is FLOAT") from None
+            raise ValueError(
+                f"there is no data type {name}; expected a name such as FLOAT"
+            ) from None
     return int(given)
 
 

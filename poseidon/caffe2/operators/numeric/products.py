@@ -128,7 +128,9 @@ def mat_mul(
     right = matrix(b, axis_b)
     left, right = left.t() if trans_a else left, right.t() if trans_b else right
     if left.shape[1] != right.shape[0]:
-        raise ValueError(f"matrices {tuple(left.shape)} and {tuple(right.shape)} have no product")
+        raise ValueError(
+            f"matrices {tuple(left.shape)} and {tuple(right.shape)} cannot be multiplied"
+        )
     product = left @ right
     if like is None:
         return product
@@ -148,7 +150,7 @@ def batch_mat_mul(
         ValueError: they differ without `broadcast`.
     """
     if not broadcast and a.shape[:-2] != b.shape[:-2]:
-        raise ValueError(f"batches {list(a.shape[:-2])} and {list(b.shape[:-2])} need broadcast")
+        raise ValueError(f"batches {list(a.shape[:-2])} and {list(b.shape[:-2])} need broadcast=1")
     left = a.transpose(-1, -2) if trans_a and a.dim() > 1 else a
     product = left @ (b.transpose(-1, -2) if trans_b and b.dim() > 1 else b)
     return product.reshape(1) if a.dim() == b.dim() == 1 else product

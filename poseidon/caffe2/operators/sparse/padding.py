@@ -43,7 +43,9 @@ def batch_sparse_to_dense(
     """
     width = dense_last_dim if like is None else like.shape[1]
     if width < 1:
-        raise ValueError("BatchSparseToDense needs dense_last_dim, or a wide fourth input")
+        raise ValueError(
+            "BatchSparseToDense needs dense_last_dim, or a fourth input as wide as the result"
+        )
     shape = (len(lengths), width)
     dense = torch.full(shape, default_value, dtype=values.dtype, device=values.device)
     if not values.is_meta:

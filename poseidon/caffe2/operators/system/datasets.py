@@ -67,7 +67,9 @@ class TreeCursor:
             RuntimeError: a domain's columns differ in their rows, or from the lengths' sum.
         """
         if len(columns) != len(self.fields):
-            raise EnforceNotMet(f"{len(columns)} columns, the data set has {len(self.fields)}")
+            raise EnforceNotMet(
+                f"{len(columns)} columns are given, the data set has {len(self.fields)}"
+            )
         sizes: dict[int, int] = {}
         for name, domain, column in zip(self.fields, self.domains, columns, strict=True):
             if sizes.setdefault(domain, len(column)) != len(column):

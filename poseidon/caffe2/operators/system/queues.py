@@ -289,7 +289,7 @@ class QueueCursor:
     def seek(self, record: int) -> None:
         """Raise RuntimeError for a record that is not current: queues give entries once."""
         if record != self.position:
-            raise EnforceNotMet("A queue is read once and in order: no shards, no rewind")
+            raise EnforceNotMet("A queue is read once and in order; it has no shards and no rewind")
 
     def close(self) -> None:
         """Do nothing: the queue belongs to others too."""

@@ -120,7 +120,7 @@ def float_image() -> bytes:
         (protos(encoded(picture(0))[:200]), {}, "truncated|cannot be decoded"),
         (protos(picture(0), 1, 2, 3), {}, "it has 4 tensors, not 2"),
         (protos(picture(0), [1, 2]), {}, "the label has 2 values, not 1"),
-        (protos(picture(0), 1, 2), {}, "no bounding box"),
+        (protos(picture(0), 1, 2), {}, "not a bounding box"),
         (
             protos(picture(0), [4]),
             {"label_type": 1, "num_labels": 4},

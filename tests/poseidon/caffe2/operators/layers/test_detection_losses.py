@@ -140,7 +140,7 @@ def test_certain_answers_have_finite_gradients(gamma: float) -> None:
         ("SmoothL1Loss", [X, X[:1], X, X], {}, "must have the same first extent"),
         ("SmoothL1Loss", [X, X, X[:1], X], {}, "input of the inside weights has 36 values"),
         ("SmoothL1Loss", [X] * 4, {"beta": 0.0}, "beta is 0.0, it must be above 0"),
-        ("GroupSpatialSoftmax", [X], {"num_classes": 4}, "no multiple of num_classes=4"),
+        ("GroupSpatialSoftmax", [X], {"num_classes": 4}, "not a multiple of num_classes=4"),
         (
             "SoftmaxFocalLoss",
             [X, np.full((2, 2, 3, 2), 3, "int32"), np.ones((), "float32")],
