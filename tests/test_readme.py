@@ -36,11 +36,11 @@ def test_the_example_of_the_server_is_short_and_trains(repository: Path, tmp_pat
                 subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
             )
         for worker in workers:
-            output, _ = worker.communicate(timeout=50)
+            output, _ = worker.communicate(timeout=150)
             found = re.search(r"largest error: (\S+)", output)
             assert found, output
             assert float(found[1]) < 1e-3
-        assert shard.wait(20) == 0  # it ends when its workers have left
+        assert shard.wait(60) == 0  # it ends when its workers have left
     finally:
         for process in (shard, *workers):
             process.kill()
