@@ -177,7 +177,7 @@ RACES = (
     ),
     Race(
         name="owners begin with values of their own",
-        commit="d0acfaf3",
+        commit="70bf7da9",
         module="poseidon.exchange.server.tables",
         mended="            table.reload()\n",
         before="            if clock is not None:\n                table.reload()\n",
@@ -185,7 +185,7 @@ RACES = (
     ),
     Race(
         name="statistics of two workers of a host leave in one memory",
-        commit="d0acfaf3",
+        commit="70bf7da9",
         module="poseidon.exchange.server.tables",
         mended="table.to_host(source, number)",
         before="table.to_host(source, 0)",
