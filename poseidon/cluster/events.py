@@ -44,7 +44,7 @@ A process prints to standard output:
         worker 0, once a snapshot is complete on disk
     {"event": "exchange_plan", "plan": "..."}
         worker 0, once `--exchange=auto` has chosen; the text of `exchange_plan.json`
-    {"event": "paused", "snapshot": 120, "message": "", "regrouped": false}
+    {"event": "paused", "snapshot": 120, "is_part": false, "message": "", "regrouped": false}
         a process that waits for the next start, see `Paused`
     {"event": "done"}
         a worker whose work is finished and saved; with "joined": false a script that has ended
@@ -206,11 +206,14 @@ class Paused:
     Attributes:
         snapshot: the iteration of the newest complete memory snapshot that it holds; None: it holds
             none.
+        is_part: the snapshot is this worker's part of a module that is divided; one can continue
+            from the parts of all workers of its host.
         message: why it has paused by itself, one sentence; empty: it was asked to.
         regrouped: it has paused after `regroup`, with all others and after the same iteration.
     """
 
     snapshot: int | None = None
+    is_part: bool = False
     message: str = ""
     regrouped: bool = False
 
@@ -316,6 +319,7 @@ def _paused(fields: Mapping[str, object]) -> Paused:
     snapshot, message = _whole_number(fields.get("snapshot")), fields.get("message")
     return Paused(
         snapshot=snapshot if snapshot is not None and snapshot >= 0 else None,
+        is_part=fields.get("is_part") is True,
         message=message if isinstance(message, str) else "",
         regrouped=fields.get("regrouped") is True,
     )

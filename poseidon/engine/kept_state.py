@@ -61,13 +61,17 @@ class KeptState:
         return bool(self.shared)
 
     def whole(self) -> dict[str, Any]:
-        """Return the state as a value of its tree."""
+        """Return the state as a value of its tree. A virtual worker without a state here gets a
+        worker's of the same plane: no process reads it.
+        """
         found = [self._of(rank) for rank in sorted(self.sent)]
         shared = dict(self.shared)
         for name, value in found[0][0].items():
             shared[name] = {**shared[name], **value} if name in shared else value
         own = {number: one for _, each in found for number, one in each.items()}
-        return {"workers": self.count, **shared, "own": [own[number] for number in sorted(own)]}
+        here = sorted(own)
+        each = [own[here[number * len(here) // self.count]] for number in range(self.count)]
+        return {"workers": self.count, **shared, "own": each}
 
     def own(self, rank: int) -> list[dict[str, Any]]:
         """Return the states of the virtual workers of one worker."""

@@ -206,7 +206,12 @@ class LauncherConnection:
         return isinstance(self.interruption.error, Interrupted)
 
     def pause(
-        self, snapshot: int | None, message: str = "", *, regrouped: bool = False
+        self,
+        snapshot: int | None,
+        message: str = "",
+        *,
+        regrouped: bool = False,
+        is_part: bool = False,
     ) -> Mapping[str, Any]:
         """Report that this worker has paused; return the document of the next start.
 
@@ -214,11 +219,14 @@ class LauncherConnection:
             snapshot: the iteration of the newest complete memory snapshot that it holds.
             message: why it has paused by itself, a sentence; empty: it was asked to.
             regrouped: it has paused with all others, after the same iteration.
+            is_part: the snapshot is this worker's part of a module that is divided.
 
         Raises:
             JobError: the launcher has gone.
         """
-        self.send("paused", snapshot=snapshot, message=message, regrouped=regrouped)
+        self.send(
+            "paused", snapshot=snapshot, is_part=is_part, message=message, regrouped=regrouped
+        )
         document = self._documents.get()
         if document is None:
             raise JobError("the launcher has gone while the worker was paused")

@@ -6,6 +6,8 @@ Laws:
   that continues from it has the bits of an undisturbed one.
 * The first worker of each of the first hosts holds it, so one of them can start all others. A snapshot
   counts once all of it has arrived; until then the one before it does.
+* Of a module that the workers of a host divide, each of them holds its part. A part counts once all
+  workers have made theirs. So where one worker of a job counts a snapshot, all others have it.
 * A solver trains on while the parts arrive (`kept_state.py`). A script takes its snapshot, the content
   of a checkpoint (`Group.save`), at once: where the loop asks the loader of the job's first group for
   the first batch of an iteration, and where a solver of pycaffe begins one. All that belongs to the
@@ -137,24 +139,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[T]):
-    """A complete snapshot: its content is that of a checkpoint, or a `KeptState`."""
+    """A complete snapshot: its content is that of a checkpoint, or a `KeptState`.
+
+    Attributes:
+        is_part: whether it is this worker's part, of a module that is divided.
+    """
 
     iteration: int
     content: T
+    is_part: bool = False
 
 
 class Memory(Generic[T]):
     """The memory snapshots of one worker, for one start of its job.
 
     Args:
-        holds: whether this worker keeps whole snapshots.
+        holds: whether this worker keeps snapshots; of whole modules, if it is a script's.
         start: iterations finished at the start.
         every: iterations from one snapshot to the next; 0: they are chosen.
         steps: iterations of a round of local steps; 1: none.
         newest: of the start before; None: there is none.
 
     Attributes:
-        newest: the newest complete one that this worker has.
+        newest: the newest complete one that this worker has, and that counts.
     """
 
     def __init__(
@@ -228,6 +235,7 @@ class ScriptMemory(Memory[bytes]):
     """The memory snapshots of a script's worker.
 
     Args:
+        holds_part: whether this worker keeps its part of a module that is divided.
         rewind: the iteration from which this start continues; -1: none.
         on_begin: called where the loop begins an iteration.
 
@@ -242,10 +250,14 @@ class ScriptMemory(Memory[bytes]):
         rewind: int,
         every: int,
         newest: Snapshot[bytes] | None,
+        holds_part: bool = False,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(holds=holds, start=max(rewind, 0), every=every, newest=newest)
         self.resumes = False
+        self._holds_part = holds_part
+        self._made: Snapshot[bytes] | None = None
+        """The last one that this worker has made of its part, which may not count yet."""
         self._rewinds = rewind >= 0
         self._on_begin = on_begin
         self._iteration = max(rewind, 0)
@@ -257,6 +269,11 @@ class ScriptMemory(Memory[bytes]):
         """
         self.resumes = True
         return self._rewinds
+
+    def at(self, iteration: int) -> Snapshot[bytes] | None:
+        """Return the snapshot of an iteration that this worker has; None: it has none."""
+        found = (one for one in (self.newest, self._made) if one and one.iteration == iteration)
+        return next(found, None)
 
     @property
     def content(self) -> bytes | None:
@@ -280,26 +297,30 @@ class ScriptMemory(Memory[bytes]):
 
     def between(
         self,
-        content: Callable[[], bytes],
+        content: Callable[[bool], bytes],
         gather: Callable[[bytes], Sequence[bytes]],
         *,
         regroups: bool,
+        is_part: bool = False,
     ) -> None:
         """Take a snapshot if one is due, between two iterations. All workers call it together.
 
         Args:
-            content: makes the content, with all others; what it returns counts on those that hold
-                snapshots.
+            content: makes the content, with all others, from whether this worker keeps it.
             regroups: whether the launcher has requested that the job regroups here.
+            is_part: whether the content is of this worker's part.
 
         Raises:
             Regrouped: after a snapshot, if it has.
         """
         if regroups or self.is_due(self._iteration):
             began_s = time.perf_counter()
-            notes, made = gather(COSTS.pack(*self._interval.costs())), content()
-            if self.holds:
-                self.newest = Snapshot(self._iteration, made)
+            keeps = self._holds_part if is_part else self.holds
+            notes, made = gather(COSTS.pack(*self._interval.costs())), content(keeps)
+            self._made = Snapshot(self._iteration, made, is_part) if keeps else None
+            if is_part:
+                gather(b"")
+            self.newest = self._made
             self._since_s = time.perf_counter()
             self._interval.begun(self._iteration, self._since_s - began_s)
             self._decide(notes)

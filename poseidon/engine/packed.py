@@ -62,8 +62,8 @@ def on_host(value: Any) -> Any:
     return mapped(value, lambda tensor: tensor.detach().cpu().clone())
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a value of dicts, lists, tuples and tensors with changed tensors."""
+def mapped(value: Any, change: Callable[[Tensor], object]) -> Any:
+    """Return a value of dicts, lists, tuples and tensors with something in place of each tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

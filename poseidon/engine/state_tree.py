@@ -123,6 +123,7 @@ class Leaf:
             `ROOT` and `VIRTUAL` all workers call it together.
         collect: in place of `read`, with `SHARED`: all workers call it together, and say whether they
             keep the value. It is of tensors of which no worker has the whole.
+        parts: in place of `read` and `collect`: this worker's parts of such tensors.
         write: takes what a state has.
         check: refuses what does not fit, before anything is written.
         resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
@@ -143,6 +144,7 @@ class Leaf:
     stage: LeafStage = LeafStage.REST
     read: Callable[[], Any]
     collect: Callable[[bool], Any] | None = None
+    parts: Callable[[], Any] | None = None
     write: Callable[[Found], None] = nothing
     check: Callable[[Found], None] = nothing
     resize: Callable[[Found], Any] = nothing
@@ -200,7 +202,12 @@ class StateTree:
         return {name: value for leaf in self._leaves for name, value in leaf.live().items()}
 
     def read(
-        self, gather: Gather, *, keeps: bool, known: Mapping[str, Any] = NOTHING
+        self,
+        gather: Gather,
+        *,
+        keeps: bool,
+        known: Mapping[str, Any] = NOTHING,
+        plane: Sequence[int] = (),
     ) -> dict[str, Any]:
         """Return the state of all workers where it is kept; else an empty dict.
 
@@ -210,29 +217,37 @@ class StateTree:
             gather: makes a collection.
             keeps: whether this worker keeps it.
             known: values of shared leaves that are here already.
+            plane: the ranks of this worker's plane, whose parts alone the state has; empty: the
+                state is whole.
         """
-        of_each = {leaf.name: leaf.read() for leaf in self._of(Scope.VIRTUAL)}
-        of_root = {leaf.name: leaf.read() for leaf in self._of(Scope.ROOT)}
-        known = {
-            **known,
-            **{leaf.name: leaf.collect(keeps) for leaf in self._leaves if leaf.collect is not None},
-        }
-        parts = gather_bytes(self._sent(of_root, of_each), gather, keeps=keeps)
+
+        def value(leaf: Leaf) -> Any:
+            return leaf.parts() if plane and leaf.parts is not None else leaf.read()
+
+        of_each = {leaf.name: value(leaf) for leaf in self._of(Scope.VIRTUAL)}
+        of_root = {leaf.name: value(leaf) for leaf in self._of(Scope.ROOT)}
+        for leaf in self._leaves:
+            if leaf.collect is not None and not plane:
+                known = {**known, leaf.name: leaf.collect(keeps)}
+        sent = self._sent(of_root, of_each, root=min(plane, default=0))
+        parts = gather_bytes(sent, gather, keeps=keeps, ranks=plane)
         if not keeps:
             return {}
         shared = {
-            leaf.name: known[leaf.name] if leaf.name in known else leaf.read()
+            leaf.name: known[leaf.name] if leaf.name in known else value(leaf)
             for leaf in self._of(Scope.SHARED)
         }
         return KeptState(count=self.count, shared=shared, sent=dict(enumerate(parts))).whole()
 
-    def _sent(self, of_root: Mapping[str, Any], of_each: Mapping[str, Sequence[Any]]) -> bytes:
+    def _sent(
+        self, of_root: Mapping[str, Any], of_each: Mapping[str, Sequence[Any]], *, root: int = 0
+    ) -> bytes:
         """Return what this worker sends to those that keep the state."""
         mine = {
             number: {name: values[at] for name, values in of_each.items()}
             for at, number in enumerate(self.own)
         }
-        return packed([of_root if self._rank == 0 else {}, mine])
+        return packed([of_root if self._rank == root else {}, mine])
 
     def copy(
         self, control: JobControl, *, keeps: bool, note: bytes, before: KeptState | None

@@ -130,6 +130,11 @@ class TrainingWork(Work[Training]):
         """The iteration of the newest memory snapshot that this worker can start others from."""
         return None
 
+    @property
+    def keeps_part(self) -> bool:
+        """Whether that snapshot is this worker's part of a module that is divided."""
+        return False
+
     def prepare(self) -> None:
         """Do beside a job what its next start would wait for."""
 
@@ -173,7 +178,7 @@ class TrainingWork(Work[Training]):
 
     def pause(self, snapshot: int | None, message: str = "", *, regrouped: bool = False) -> None:
         """Wait for the document of the next start; see `LauncherConnection.pause`."""
-        found = self.launcher.pause(snapshot, message, regrouped=regrouped)
+        found = self.launcher.pause(snapshot, message, regrouped=regrouped, is_part=self.keeps_part)
         self.document = document_of(type(self.document), found)
         glog.move_file(self.document.log_file)
 

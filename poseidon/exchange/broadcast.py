@@ -26,25 +26,23 @@ def broadcast_bytes(
 ) -> bytes | None:
     """Return the root's payload on every worker; None where it has none.
 
-    All workers call it together.
+    All workers call it together. They may have several roots; each root is its own.
 
     Args:
         payload: the root's payload, sent in pieces; ignored on other workers.
         root: the rank whose payload counts.
     """
     whole, sends = payload or b"", rank == root
-    head = (b"none" if payload is None else len(whole).to_bytes(8, "little")) if sends else b""
-    answer = gather(head)[root]
-    if answer == b"none":
-        return None
-    size = int.from_bytes(answer, "little")
+    heads = gather((payload is not None).to_bytes() + len(whole).to_bytes(8) if sends else b"")
     pieces = []
-    for start in range(0, size, PIECE_BYTES):
+    for start in range(0, max(int.from_bytes(head[1:]) for head in heads), PIECE_BYTES):
         pieces.append(gather(whole[start : start + PIECE_BYTES] if sends else b"")[root])
-    return b"".join(pieces)
+    return b"".join(pieces) if heads[root][0] else None
 
 
-def gather_bytes(payload: bytes, gather: Gather, *, keeps: bool) -> list[bytes]:
+def gather_bytes(
+    payload: bytes, gather: Gather, *, keeps: bool, ranks: Sequence[int] = ()
+) -> list[bytes]:
     """Return the payloads of all workers by rank, where they are kept; else an empty list.
 
     All workers call it together.
@@ -54,17 +52,18 @@ def gather_bytes(payload: bytes, gather: Gather, *, keeps: bool) -> list[bytes]:
     Args:
         payload: of this worker, of any size.
         keeps: whether this worker keeps them.
+        ranks: the workers whose payloads it keeps; empty: all.
     """
     sizes = [
         int.from_bytes(answer, "little") for answer in gather(len(payload).to_bytes(8, "little"))
     ]
-    parts: list[list[bytes]] = [[] for _ in sizes]
+    kept = (ranks or range(len(sizes))) if keeps else ()
+    parts: list[list[bytes]] = [[] for _ in kept]
     for start in range(0, max(sizes), PIECE_BYTES):
         pieces = gather(payload[start : start + PIECE_BYTES])
-        if keeps:
-            for own, piece in zip(parts, pieces, strict=True):
-                own.append(piece)
-    return [b"".join(own) for own in parts] if keeps else []
+        for own, rank in zip(parts, kept, strict=True):
+            own.append(pieces[rank])
+    return [b"".join(own) for own in parts]
 
 
 def broadcast_parameters(tensors: Sequence[Tensor], gather: Gather, *, rank: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from poseidon.cluster.agent.remote_process import RemoteProcess
@@ -76,11 +76,11 @@ def _survivors(
 ) -> Survivors | None:
     live = [worker for worker in plan.workers if worker.process in paused]
     count = Counter(worker.host.id for worker in live)
-    snapshots = {
-        worker.host: snapshot
-        for worker in live
-        if worker.local_rank == 0 and (snapshot := paused[worker.process].snapshot) is not None
-    }
+    of_hosts: dict[Host, list[Paused]] = {}
+    for worker in plan.workers:
+        of_hosts.setdefault(worker.host, []).append(paused.get(worker.process, Paused()))
+    held = {host: _snapshot(found) for host, found in of_hosts.items()}
+    snapshots = {host: snapshot for host, snapshot in held.items() if snapshot is not None}
     whole = [host for host in plan.hosts if host.works and count[host.id] == plan.workers_on(host)]
     broken = {shard.host for shard in plan.shards if shard.process not in paused}
     unbroken = [host for host in whole if host not in broken]
@@ -100,6 +100,17 @@ def _survivors(
     kept = {host.id for host in hosts}
     lost = tuple(host for host in plan.hosts if host.id not in kept)
     return Survivors(hosts=hosts, iteration=newest, lost=lost)
+
+
+def _snapshot(workers: Sequence[Paused]) -> int | None:
+    """Return the iteration of the snapshot that the workers of a host can start others from: the
+    first one's, or of the parts of all. Where one counts a newer part than the others, all of them
+    have it (`poseidon/engine/memory.py`).
+    """
+    if not workers[0].is_part:
+        return workers[0].snapshot
+    found = [one.snapshot for one in workers if one.snapshot is not None]
+    return max(found) if len(found) == len(workers) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

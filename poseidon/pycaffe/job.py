@@ -164,7 +164,7 @@ class JobMember:
         if memory is not None and memory.enters(iterations) and is_whole:
             with self._collections.calling(STEP):
                 memory.between(
-                    lambda: packed(self._tree.read(self._collections.gather, keeps=memory.holds)),
+                    lambda keeps: packed(self._tree.read(self._collections.gather, keeps=keeps)),
                     self._collections.gather,
                     regroups=self._exchange.control.is_asked_to_regroup(iterations),
                 )

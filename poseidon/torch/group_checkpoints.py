@@ -136,21 +136,25 @@ class GroupCheckpoints:
         """See `Group.keep_own`."""
         self._kept.keep(objects, own=True)
 
-    def state(self, call: str, *, keeps: bool | None = None) -> dict[str, Any]:
+    def state(
+        self, call: str, *, keeps: bool | None = None, of_plane: bool = False
+    ) -> dict[str, Any]:
         """Return the whole state. Other workers are waited for under the name of the call.
 
         Args:
             keeps: whether this worker gets the state; None: rank 0 does.
+            of_plane: of a module that is divided, this worker's parts alone.
         """
         loop = self._loop
+        plane = self._context.member.plane_ranks if of_plane and loop.plan.shards else ()
         keeps = self._is_root if keeps is None else keeps
         with loop.settled(call) as gather:
             loop.check.run(loop.session.steps)
-            own = loop.tree.read(gather, keeps=keeps)
+            own = loop.tree.read(gather, keeps=keeps, plane=plane)
         groups = {}
         for name, group in self._groups.items():
             group._loop.update.forget_stale()
-            groups[name] = group.state(call, keeps=keeps)
+            groups[name] = group.state(call, keeps=keeps, of_plane=of_plane)
         return (
             {"poseidon": FORMAT, **own, **({"groups": groups} if groups else {})} if keeps else {}
         )
@@ -207,7 +211,7 @@ class GroupCheckpoints:
         if prefix is None:
             self._check_first("resume")
         if memory is not None and memory.resume():
-            return self.load("resume", memory.content, MEMORY)
+            return self.load("resume", memory.content, MEMORY, root=self._root_of_memory)
         path = context.checkpoint if self._awaits and context.number == 0 else None
         if prefix is None and context.folder is None:
             prefix = context.prefix
@@ -230,20 +234,26 @@ class GroupCheckpoints:
         return True
 
     def load(
-        self, call: str, content: bytes | None, source: StateSource, *, needed: bool = True
+        self,
+        call: str,
+        content: bytes | None,
+        source: StateSource,
+        *,
+        needed: bool = True,
+        root: int = 0,
     ) -> bool:
-        """Load rank 0's bytes on all workers. Return False if rank 0 has none.
+        """Load the root's bytes on all workers. Return False if it has none.
 
         Raises:
             SnapshotError: the state does not fit.
-            UsageError: a step has begun, or rank 0 has none and they are needed.
+            UsageError: a step has begun, or the root has none and they are needed.
         """
         loop = self._loop
         loop.context.check_start()
         loop.session.check(LoopEvent.LOAD, call=f"{call}()")
         with loop.collections.calling(call):
             rank = self._context.worker.rank
-            shared = broadcast_bytes(content, loop.collections.gather, rank=rank)
+            shared = broadcast_bytes(content, loop.collections.gather, rank=rank, root=root)
         if shared is None:
             if needed:
                 raise UsageError("load_state_dict() was given nothing on rank 0")
@@ -291,10 +301,22 @@ class GroupCheckpoints:
         collections = self._loop.collections
         with collections.calling("loader"):
             memory.between(
-                lambda: packed(self.state("loader", keeps=memory.holds)),
+                lambda keeps: packed(self.state("loader", keeps=keeps, of_plane=True)),
                 collections.gather,
                 regroups=self._loop.exchange.control.is_asked_to_regroup(session.iterations),
+                is_part=self._is_divided,
             )
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether the workers of a host divide the module of this group, or of one given to `keep`."""
+        groups = (self, *self._groups.values())
+        return any(group._loop.plan.shards for group in groups)
+
+    @property
+    def _root_of_memory(self) -> int:
+        """The worker that this one gets its state in memory from."""
+        return self._context.member.plane_ranks[0] if self._is_divided else 0
 
     def _is_whole(self) -> bool:
         """Return whether the state of this group and of those given to `keep` is all that the

@@ -12,7 +12,7 @@ script and its exchange. Updates, tables and samplers declare their own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -24,7 +24,16 @@ from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateTree,
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import is_sharded, local_of
 from poseidon.torch.group_loop import GroupLoop
-from poseidon.torch.shards import divided, part_of, whole
+from poseidon.torch.shards import (
+    divided,
+    divided_by_name,
+    gathered,
+    leaf_of_parts,
+    part_of,
+    parts,
+    whole,
+)
+from ps_server import RuleKind
 
 _DIGEST_BYTES = 32
 
@@ -44,6 +53,7 @@ class ModuleLeaves:
             stage=LeafStage.MODULE,
             read=lambda: on_host(self._module.state_dict()),
             collect=self._collect if self._loop.plan.shards else None,
+            parts=lambda: parts(self._module.state_dict()),
             write=self._write_parts if self._loop.plan.shards else self._write,
         )
         buffers = Leaf(
@@ -71,7 +81,10 @@ class ModuleLeaves:
     def _write_parts(self, found: Found) -> None:
         """Write this worker's parts of the tensors of a module that is divided."""
         own = self._module.state_dict()
-        shapes = [{n: tuple(t.shape) for n, t in state.items()} for state in (own, found.shared)]
+        shapes = [
+            {n: tuple((own[n] if isinstance(t, Mapping) else t).shape) for n, t in state.items()}
+            for state in (own, found.shared)
+        ]
         if shapes[0] != shapes[1]:
             names = [n for n, shape in shapes[0].items() if shapes[1].get(n) != shape]
             names += [n for n in shapes[1] if n not in shapes[0]]
@@ -85,22 +98,30 @@ class ModuleLeaves:
                 local_of(tensor).copy_(part_of(found.shared[name], tensor))
 
     def _read_buffers(self) -> list[dict[str, Tensor]]:
-        ours = self._loop.collections.gather(self._digests())[0]
-        return [self._differing(number, ours) for number in self._loop.tree.each()]
+        """Return the tensors that not all virtual workers have equal, and those that are not in a
+        state of the module, of the first virtual worker of each plane.
+        """
+        mine = b"".join(self._digests() for _ in self._loop.tree.each())
+        saved, shards = self._module.state_dict(), self._loop.plan.shards
+        found = b"".join(self._loop.collections.gather(mine))
+        differing = {
+            name
+            for index, name in enumerate(self._rest)
+            if len({*_of_tensor(found, index, len(self._rest))}) > 1
+        }
+        firsts = range(len(shards) or 1)
+        return [
+            {
+                name: on_host(tensor)
+                for name, tensor in self._rest.items()
+                if name in differing or (number in firsts and name not in saved)
+            }
+            for number in self._loop.tree.each()
+        ]
 
     def _digests(self) -> bytes:
         """Return digests of `rest`, to find the tensors that differ between workers."""
         return b"".join(hashlib.sha256(_bytes(tensor)).digest() for tensor in self._rest.values())
-
-    def _differing(self, virtual_worker: int, of_first: bytes) -> dict[str, Tensor]:
-        mine = self._digests()
-        saved = self._module.state_dict() if virtual_worker == 0 else {}
-        return {
-            name: on_host(tensor)
-            for index, (name, tensor) in enumerate(self._rest.items())
-            if (virtual_worker == 0 and name not in saved)
-            or _at(mine, index) != _at(of_first, index)
-        }
 
     def _write_buffers(self, found: Found) -> None:
         self._load(found.each[0])
@@ -148,7 +169,25 @@ class CodecLeaves:
             read=lambda: self._masters_read,
             write=self._write_shard_masters,
         )
-        return [held_back, masters, on_shards]
+        return [held_back, self._of_whole(masters), on_shards]
+
+    def _of_whole(self, masters: Leaf) -> Leaf:
+        """Return a leaf of whole masters, where this worker has parts."""
+        named = dict(self._loop.module.named_parameters())
+        trained = self._loop.plan.shards[0] if self._loop.plan.shards else ()
+        like = {
+            t.name: named[t.name]
+            for t in trained
+            if named[t.name].dtype is not torch.float32 and t.rule.kind is not RuleKind.MEAN
+        }
+        if not like:
+            return masters
+        return leaf_of_parts(
+            masters,
+            lambda own, keeps: gathered(own, like, lambda _, none: none, keeps=keeps),
+            lambda value: divided_by_name(value, like),
+            self._loop.context.member,
+        )
 
     def _without_masters(self, held_back: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         self._masters_read = self._loop.masters.from_shards(held_back[0])
@@ -207,6 +246,7 @@ class KeptLeaves:
             scope=Scope.SHARED,
             read=lambda: _states(self._shared),
             collect=self._collect if self._has_shards else None,
+            parts=lambda: {name: parts(kept.state_dict()) for name, kept in self._shared.items()},
             write=lambda found: _load(self._shared, found.shared, "keep", self._parts),
         )
         own = Leaf(
@@ -302,8 +342,11 @@ class RandomStates:
         self._loop.streams.load(virtual_worker, self._loaded.get(virtual_worker))
 
 
-def _at(digests: bytes, index: int) -> bytes:
-    return digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
+def _of_tensor(digests: bytes, index: int, count: int) -> Iterator[bytes]:
+    """Yield the digest of one tensor in each list of so many digests."""
+    step = count * _DIGEST_BYTES
+    for start in range(index * _DIGEST_BYTES, len(digests), step):
+        yield digests[start : start + _DIGEST_BYTES]
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -204,6 +204,11 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         newest = None if self._memory is None else self._memory.newest
         return None if newest is None else newest.iteration
 
+    @property
+    def keeps_part(self) -> bool:
+        newest = None if self._memory is None else self._memory.newest
+        return newest is not None and newest.is_part
+
     def lost(self, error: Exception) -> ServerError | None:
         """See `TrainingWork`: the script may have raised one of its own because of it."""
         return found_in(error)
@@ -218,7 +223,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 holds=document.holds_snapshots,
                 rewind=document.rewind,
                 every=document.memory_snapshot_every,
-                newest=None if before is None else before.newest,
+                newest=None if before is None else before.at(document.rewind),
+                holds_part=document.is_on_holder,
                 on_begin=(lambda: None) if self._own_time is None else self._own_time.begin,
             )
         with output_to_log(document.log_file, document.prints):

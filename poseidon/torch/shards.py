@@ -32,6 +32,8 @@ from poseidon.exchange.base import Trained, is_sharded, like_shard, local_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 
+PART = "part of a worker"
+"""The only key of a mapping that stands for a divided tensor, and has a worker's part of it."""
 EXPECTED = "call fully_shard(module, mesh=poseidon.host_mesh()) before distribute()"
 dist: Any = torch.distributed
 
@@ -239,11 +241,29 @@ def whole(value: Any, *, keeps: bool) -> Any:
     return mapped(value, gathered)
 
 
+def parts(value: Any) -> Any:
+    """Return a value of dicts, lists, tuples and tensors on the CPU, with this worker's parts of
+    those that are divided.
+    """
+
+    def part(tensor: Tensor) -> object:
+        own = local_of(tensor).detach().cpu().clone()
+        return {PART: own} if is_sharded(tensor) else own
+
+    return mapped(value, part)
+
+
+def parts_by_name(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name as this worker's parts."""
+    return {name: {PART: value} for name, value in named.items()}
+
+
 def leaf_of_parts(
     leaf: Leaf,
     gather: Callable[[Any, bool], Any],
     divide: Callable[[Any], Any],
     member: Membership,
+    mark: Callable[[Any], Any] = parts_by_name,
 ) -> Leaf:
     """Return a leaf that has whole tensors of this worker's parts. What belongs to a virtual worker
     of its own is a virtual host's, and is at the first of its virtual workers.
@@ -252,7 +272,8 @@ def leaf_of_parts(
         leaf: of parts. It takes the values of this worker's virtual workers, in place of others too.
         gather: returns a value of whole tensors; all workers of a host call it together. The flag
             says whether this worker needs it.
-        divide: returns the parts of a value of whole tensors.
+        divide: returns the parts of a value of whole tensors, or of what `mark` returns.
+        mark: returns a value of this worker as one of parts.
     """
     workers, is_first = member.local_workers, member.local_rank == 0
 
@@ -262,6 +283,10 @@ def leaf_of_parts(
             return gather(own, member.network.rank == 0)
         found = [gather(one, is_first) for one in own]
         return found if is_first else [None] * len(found)
+
+    def marked() -> Any:
+        own = leaf.read()
+        return list(map(mark, own)) if leaf.scope is Scope.VIRTUAL else mark(own)
 
     def of_host(found: Found, number: int) -> Any:
         before = found.each[: number - number % workers + 1]
@@ -277,7 +302,7 @@ def leaf_of_parts(
         return leaf.resize(replace(found, each=[one for one in found.each if one is not None]))
 
     collect = (lambda keeps: gather(leaf.read(), keeps)) if leaf.scope is Scope.SHARED else None
-    return replace(leaf, read=read, collect=collect, write=write, resize=resize)
+    return replace(leaf, read=read, collect=collect, parts=marked, write=write, resize=resize)
 
 
 def gathered(
@@ -307,9 +332,11 @@ def gathered(
 
 
 def divided_by_name(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return this worker's parts of whole tensors by name."""
+    """Return this worker's parts of whole tensors by name, or of `parts_by_name`."""
     return {
-        name: mapped(value, lambda one: part_of(one, like[name]).contiguous())  # noqa: B023
+        name: value[PART]
+        if isinstance(value, Mapping)
+        else mapped(value, lambda one: part_of(one, like[name]).contiguous())  # noqa: B023
         for name, value in found.items()
         if name in like
     }
@@ -325,22 +352,35 @@ def sum_over_host(value: float, sharded: Tensor) -> float:
     return float(total)
 
 
-def part_of(value: Tensor, sharded: Tensor) -> Tensor:
-    """Return this worker's part of a whole tensor, divided as another one is."""
+def part_of(value: Any, sharded: Tensor) -> Tensor:
+    """Return this worker's part of a whole tensor, divided as another one is, or the part that
+    stands for it.
+    """
+    if isinstance(value, Mapping):
+        own: Tensor = value[PART]
+        return own
+    whole: Tensor = value
     if not is_sharded(sharded):
-        return value
+        return whole
     of: Any = sharded
     dimension = of.placements[0].dim
-    each = -(-value.shape[dimension] // of.device_mesh.size())
-    start = min(each * of.device_mesh.get_local_rank(), value.shape[dimension])
-    rows = min(each, value.shape[dimension] - start)
-    return value.narrow(dimension, start, rows)
+    each = -(-whole.shape[dimension] // of.device_mesh.size())
+    start = min(each * of.device_mesh.get_local_rank(), whole.shape[dimension])
+    rows = min(each, whole.shape[dimension] - start)
+    return whole.narrow(dimension, start, rows)
 
 
 def divided(value: Any, like: Any) -> Any:
     """Return a value of dicts, lists, tuples and whole tensors, with the tensors divided as those
     of another one are.
+
+    Raises:
+        ValueError: it has this worker's part of a tensor, and the other one no divided tensor there.
     """
+    if isinstance(value, Mapping) and PART in value:
+        if not is_sharded(like):
+            raise ValueError("it has divided tensors, and the object has none in their places yet")
+        return like_shard(part_of(value, like).to(like.device, copy=True), like)
     if isinstance(value, Tensor) and isinstance(like, Tensor) and value.shape == like.shape:
         return like_shard(part_of(value, like).to(like.device, copy=True), like)
     if isinstance(value, Mapping) and isinstance(like, Mapping):

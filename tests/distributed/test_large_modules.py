@@ -170,8 +170,8 @@ import sys
 import poseidon
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-def divided(**how):
-    model, mesh = GPT(), poseidon.host_mesh()
+def divided(model=None, **how):
+    model, mesh = model or GPT(), poseidon.host_mesh()
     for block in model.blocks:
         fully_shard(block, mesh=mesh, **how)
     return fully_shard(model, mesh=mesh, **how)
@@ -365,7 +365,7 @@ def assert_losses_of_one_process(found: str) -> None:
 SAVES = (
     DISTRIBUTED
     + """
-model, ruled = divided(), divided()
+model, ruled = divided(), divided(GPT().bfloat16())
 optimizer = optimizer_of(model)
 average = {"head": model.head.weight.detach().clone()}
 
@@ -409,9 +409,9 @@ def test_a_checkpoint_resumes_with_other_hosts_and_workers(tmp_path: Path) -> No
         )
         assert done.returncode == 0, done.stderr
         assert "resuming from" in done.stderr
-        for name, count in (("step", 3), ("average", 1), ("by rule", 3)):
+        for name, count, rel in (("step", 3, 1e-6), ("average", 1, 1e-6), ("by rule", 3, 1e-2)):
             assert len(losses(first, name)) == count
-            assert losses(done.stdout, name) == pytest.approx(losses(first, name), rel=1e-6)
+            assert losses(done.stdout, name) == pytest.approx(losses(first, name), rel=rel)
     state = torch.load(tmp_path / "saved_iter_3.pt", weights_only=True)
     assert tuple(state["model"]["word.weight"].shape) == (31, 48)
     assert tuple(state["optimizer"]["state"][0]["exp_avg"].shape) == (31, 48)
@@ -542,8 +542,9 @@ from pathlib import Path
 def ids(number):
     return torch.randint(0, 31, (17,), generator=torch.Generator().manual_seed(number))
 
-data = [ids(number) for number in range(96)]
-model, ruled = divided(), divided()
+data, norm = [ids(number) for number in range(96)], GPT()
+norm.norm = nn.BatchNorm1d(16)
+model, ruled = divided(norm), divided(GPT().bfloat16())
 with (
     poseidon.distribute(model, optimizer_of(model)) as group,
     poseidon.distribute(ruled, poseidon.AdamW(lr=1e-3), clip=0.5) as of_rule,
@@ -553,16 +554,18 @@ with (
     for x in group.loader(data, batch_size=2):
         for net in (model, ruled):
             output = net(x[:, :-1]).flatten(0, 1)
-            F.cross_entropy(output, x[:, 1:].flatten()).backward()
+            F.cross_entropy(output.float(), x[:, 1:].flatten()).backward()
         group.step()
         of_rule.step()
-        if group.steps == 5 and rank == 3 and not Path("killed").exists():
+        if group.steps == 5 and rank == 0 and not Path("killed").exists():
             Path("killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
     for net in (model, ruled):
         digest = hashlib.sha256()
         for parameter in net.parameters():
-            digest.update(parameter.full_tensor().detach().numpy())
+            digest.update(parameter.full_tensor().detach().float().numpy())
+        for buffer in net.buffers():
+            digest.update(buffer.numpy())
         if rank == 0:
             print(group.steps, digest.hexdigest())
 """

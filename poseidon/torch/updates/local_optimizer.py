@@ -34,6 +34,7 @@ from poseidon.torch.shards import (
     gathered,
     leaf_of_parts,
     of_optimizer,
+    parts,
     sum_over_host,
     whole,
 )
@@ -157,9 +158,9 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             return [states, outer]
         like = {trained.name: self._named[trained.name] for trained in self.plan.shards[0]}
 
-        def gather(parts: Any, keeps: bool) -> Any:
-            count = max(map(len, parts.values()), default=0)
-            return gathered(parts, like, lambda _, none: [none] * count, keeps=keeps)
+        def gather(own: Any, keeps: bool) -> Any:
+            count = max(map(len, own.values()), default=0)
+            return gathered(own, like, lambda _, none: [none] * count, keeps=keeps)
 
         return [
             leaf_of_parts(
@@ -167,6 +168,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
                 lambda state, keeps: whole(state, keeps=keeps),
                 lambda state: of_optimizer(state, self.optimizer),
                 member,
+                parts,
             ),
             leaf_of_parts(outer, gather, lambda value: divided_by_name(value, like), member),
         ]

@@ -26,7 +26,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import like_shard, local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.module_watch import SentGradients
-from poseidon.torch.shards import of_optimizer, whole
+from poseidon.torch.shards import of_optimizer, parts, whole
 from poseidon.torch.tensors import DistributeOptions, ModuleTensors
 from poseidon.torch.updates.optimizer import (
     check_closure,
@@ -278,6 +278,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             stage=LeafStage.UPDATE,
             read=lambda: on_host(self.optimizer.state_dict()),
             collect=self._collect if self.plan.shards else None,
+            parts=lambda: parts(self.optimizer.state_dict()),
             write=self._load_state,
             live=self._replicated,
         )

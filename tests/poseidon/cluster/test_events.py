@@ -55,8 +55,8 @@ from poseidon.cluster.events import (
         ('{"event": "error", "exit_code": '
 '0}', Failed(message="failed without a "
 "message", exit_code=1, peer_lost=False)),
-        ('{"event": "paused", "snapshot": 120, "regrouped": true}',
-         Paused(snapshot=120, regrouped=True)),
+        ('{"event": "paused", "snapshot": 120, "is_part": true, "regrouped": true}',
+         Paused(snapshot=120, is_part=True, regrouped=True)),
         ('{"event": "paused", "snapshot": null, "message": "worker 1 is lost"}',
          Paused(message="worker 1 is lost")),
         ('{"event": "paused", "snapshot": -1, "message": 3, "regrouped": 1}', Paused()),

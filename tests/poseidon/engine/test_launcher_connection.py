@@ -154,6 +154,7 @@ def test_a_worker_that_goes_on_gets_the_addresses_of_the_next_start() -> None:
     assert json.loads(outlet.getvalue()) == {
         "event": "paused",
         "snapshot": 12,
+        "is_part": False,
         "message": "worker 0 was lost",
         "regrouped": False,
     }

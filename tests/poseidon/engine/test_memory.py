@@ -7,12 +7,21 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import poseidon
-from poseidon.engine.memory import FIRST, LEAST, MOST, ScriptMemory, Snapshot, SnapshotInterval
+from poseidon.engine.memory import (
+    FIRST,
+    LEAST,
+    MOST,
+    Regrouped,
+    ScriptMemory,
+    Snapshot,
+    SnapshotInterval,
+)
 from poseidon.engine.packed import unpacked
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.torch.distribute import join
@@ -24,16 +33,19 @@ def memory(
     holds: bool = True,
     rewind: int = -1,
     resumes: bool = True,
+    holds_part: bool = False,
     on_begin: Callable[[], None] = lambda: None,
 ) -> ScriptMemory:
-    made = ScriptMemory(holds=holds, rewind=rewind, every=3, newest=None, on_begin=on_begin)
+    made = ScriptMemory(
+        holds=holds, rewind=rewind, every=3, newest=None, holds_part=holds_part, on_begin=on_begin
+    )
     made.resumes = resumes
     return made
 
 
 def take(memory: ScriptMemory, content: bytes = b"state") -> None:
     """Take one where it is due."""
-    memory.between(lambda: content, lambda payload: (payload, payload), regroups=False)
+    memory.between(lambda _: content, lambda payload: (payload, payload), regroups=False)
 
 
 def test_a_snapshot_is_taken_where_an_iteration_begins_and_nowhere_else() -> None:
@@ -69,6 +81,32 @@ def test_a_worker_that_holds_none_keeps_none() -> None:
     assert own.enters(1)
     take(own, b"")
     assert own.newest is None
+
+
+def test_a_part_counts_once_all_workers_have_made_theirs() -> None:
+    own = memory(holds=False, holds_part=True)
+
+    def part(iteration: int, gather: Callable[[bytes], tuple[bytes, ...]]) -> None:
+        assert own.enters(iteration)
+        content = str(iteration).encode()
+        own.between(lambda keeps: content * keeps, gather, regroups=True, is_part=True)
+
+    with pytest.raises(Regrouped):
+        part(1, lambda payload: (payload, payload))
+    assert own.newest == Snapshot(1, b"1", is_part=True)
+    made: list[bytes] = []
+
+    def lose_a_worker(payload: bytes) -> tuple[bytes, ...]:
+        made.append(payload)
+        if len(made) == 2:
+            raise ConnectionError
+        return (payload, payload)
+
+    with pytest.raises(ConnectionError):
+        part(2, lose_a_worker)
+    assert own.newest == own.at(1)
+    assert own.at(2) == Snapshot(2, b"2", is_part=True)  # another worker may count it
+    assert own.at(3) is None
 
 
 def test_a_script_that_never_resumes_has_none() -> None:

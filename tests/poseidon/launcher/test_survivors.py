@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,31 @@ def paused(plan: JobPlan, workers: dict[int, int | None], shards: str) -> dict[P
     named = {role.process.short: role.process for role in plan.roles}
     found = {named[f"worker {rank}"]: Paused(snapshot=at) for rank, at in workers.items()}
     return {**found, **{named[f"shard {index}"]: Paused() for index in shards}}
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ({0: 8, 1: 8, 2: 8, 3: 8}, ([0, 1], 8, [])),
+        ({0: 8, 1: None, 2: 8, 3: 8}, ([1, 0], 8, [])),  # a part is missing on the first host
+        ({0: 8, 2: 8, 3: 8}, ([1], 8, [0])),  # with its worker
+        ({0: 8, 1: 6, 2: 6, 3: 6}, ([0, 1], 8, [])),  # all have made the parts of 8
+        ({0: 8, 2: 8}, None),  # no host has all parts
+        ({0: 8, 2: 8, 3: None}, None),
+    ],
+)
+def test_a_job_goes_on_from_the_parts_of_all_workers_of_a_host(
+    workers: dict[int, int | None], expected: tuple[list[int], int, list[int]] | None
+) -> None:
+    plan = plan_of("0 a 0\n1 b 0", 2)
+    of_workers = paused(plan, workers, "")
+    parts = {
+        name: replace(found, is_part=found.snapshot is not None)
+        for name, found in of_workers.items()
+    }
+    found = find_survivors(plan, parts, min_workers=1)
+    left = found and ([h.id for h in found.hosts], found.iteration, [h.id for h in found.lost])
+    assert left == expected
 
 
 @pytest.mark.parametrize(
