@@ -37,7 +37,7 @@ from poseidon.torch.process_group.backend import PoseidonGroup
 from poseidon.torch.process_group.collectives import ReduceRule
 from poseidon.torch.process_group.functions import after_import, ranks_of, replaced
 from poseidon.torch.reducer import MeanReducer, check_one_batch
-from poseidon.torch.shards import Shards, groups_of
+from poseidon.torch.shards import Shards, groups_of, wait_for_copy
 from ps_server import Rule, RuleKind
 
 LOGGER = logging.getLogger(__name__)
@@ -132,8 +132,7 @@ class ShardReducer(MeanReducer):
                 if index is None:  # it has no elements
                     parameter.grad = gradient
                     continue
-                if copied := getattr(one, "grad_offload_event", None):
-                    copied.synchronize()
+                wait_for_copy(one)
                 rounded = group._reduce_dtype or gradient.dtype
                 self._sent[index] = _Sent(parameter, gradient, rounded, factor)
                 self._begin()

@@ -26,7 +26,7 @@ from poseidon.exchange.base import local_of
 from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
-from poseidon.torch.shards import call_before_gathering
+from poseidon.torch.shards import call_before_gathering, copies_before_hooks
 from poseidon.torch.tensors import GroupPlan
 
 
@@ -70,6 +70,8 @@ class ModuleWatch:
         is_compiled, sources = entry is not module, set(plan.sources)
         trained = [source for source in plan.sources if source.requires_grad]
         with ExitStack() as removal:
+            if plan.shards:
+                removal.callback(copies_before_hooks(module))
             for source in sources:
                 if source.requires_grad:
                     handle = source.register_post_accumulate_grad_hook(on_gradient)

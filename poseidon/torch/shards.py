@@ -185,6 +185,32 @@ def views_of_fsdp(module: nn.Module) -> list[Tensor]:
     return [*views, *(base for view in views if (base := view._base) is not None)]
 
 
+def wait_for_copy(parameter: Any) -> None:
+    """Wait until the gradient of a parameter of FSDP's is in host memory, where
+    `CPUOffloadPolicy(pin_memory=True)` copies it. Older versions of torch call hooks before that.
+    """
+    if copied := getattr(parameter, "grad_offload_event", None):
+        copied.synchronize()
+
+
+def copies_before_hooks(module: nn.Module) -> Callable[[], None]:
+    """Let the hooks on parameters that are registered from now on find gradients that FSDP has
+    copied to host memory. Return what ends that.
+    """
+    handles = [
+        one.sharded_param.register_post_accumulate_grad_hook(lambda _, one=one: wait_for_copy(one))
+        for group in _groups_within(module)
+        for one in group.fsdp_params
+        if one.sharded_param.requires_grad
+    ]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
+
+
 def call_before_gathering(
     module: nn.Module, call: Callable[[Sequence[Tensor]], None]
 ) -> Callable[[], None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from poseidon.torch.shards import (
     Shards,
     _check_hosts,
     consolidate,
+    copies_before_hooks,
     divided,
     host_mesh,
     part_of,
@@ -64,6 +67,24 @@ def test_a_module_that_is_not_divided_has_no_shards() -> None:
 def test_a_mesh_of_a_host_needs_a_job() -> None:
     with pytest.raises(UsageError, match=r"host_mesh\(\) needs the process group of a job"):
         host_mesh()
+
+
+def test_hooks_find_a_gradient_that_fsdp_has_copied_to_the_host() -> None:
+    seen: list[str] = []
+    module: Any = torch.nn.Linear(2, 2)
+    copied = SimpleNamespace(synchronize=lambda: seen.append("copied"))
+    parameter = SimpleNamespace(sharded_param=module.weight, grad_offload_event=copied)
+    group = SimpleNamespace(fsdp_params=[parameter])
+    module._get_fsdp_state = lambda: SimpleNamespace(_fsdp_param_group=group)
+    end = copies_before_hooks(module)
+    module.weight.register_post_accumulate_grad_hook(lambda _: seen.append("read"))
+    module(torch.ones(2)).sum().backward()
+    assert seen == ["copied", "read"]
+    parameter.grad_offload_event = None  # torch waits by itself
+    module(torch.ones(2)).sum().backward()
+    assert seen[2:] == ["read"]
+    end()
+    assert len(module.weight._post_accumulate_grad_hooks) == 1
 
 
 def test_hosts_with_different_numbers_of_workers_are_refused() -> None:
