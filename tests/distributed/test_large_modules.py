@@ -525,12 +525,96 @@ trainer.fit(Task(), torch.utils.data.DataLoader(torch.zeros(24), batch_size=1))
 )
 
 
+# accelerate allows FSDP on GPUs only, so these scripts name CPU workers as it names GPU workers.
+ACCELERATE = (
+    MODEL
+    + """
+from accelerate import Accelerator, PartialState
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+accelerator = Accelerator(
+    fsdp_plugin=FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False,
+        transformer_cls_names_to_wrap=["Block"],
+    ),
+    parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2),
+    gradient_accumulation_steps=2,
+)
+model, generator = GPT(), torch.Generator().manual_seed(accelerator.process_index)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+assert len(next(model.parameters()).placements) == 2
+for step in range(6):
+    with accelerator.accumulate(model):
+        loss = loss_of(model, generator)
+        accelerator.backward(loss)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    mean = accelerator.gather(loss.detach()).mean().item()
+    if accelerator.is_main_process:
+        print("step", step, mean, 0)
+accelerator.save_state("state")
+accelerator.load_state("state")
+whole = accelerator.get_state_dict(model)
+assert not whole or whole["word.weight"].shape == (31, 48)
+"""
+)
+
+TRAINER = """
+import os
+import torch
+from accelerate import PartialState
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DistributedType
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+os.environ["ACCELERATE_USE_FSDP"] = "true"
+torch.manual_seed(0)
+sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 31, "n_positions": 16}
+rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+model = GPT2LMHeadModel(GPT2Config(tie_word_embeddings=False, **sizes, **rates))
+data = [{"input_ids": x, "labels": x} for x in torch.randint(0, 31, (96, 8))]
+fsdp = {
+    "version": 2, "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"],
+    "cpu_ram_efficient_loading": False, "state_dict_type": "SHARDED_STATE_DICT",
+}
+arguments = TrainingArguments(
+    "out", use_cpu=True, per_device_train_batch_size=2, max_steps=6, logging_steps=1, save_strategy="no",
+    gradient_accumulation_steps=2, learning_rate=1e-2, report_to=[], disable_tqdm=True,
+    fsdp="full_shard auto_wrap", fsdp_config=fsdp,
+    parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2),
+)
+arguments.device
+PartialState().distributed_type = DistributedType.MULTI_GPU
+
+class Prints(Trainer):
+    def log(self, logs, *rest, **named):
+        if self.is_world_process_zero() and "loss" in logs:
+            print("step", self.state.global_step, logs["loss"], logs["grad_norm"])
+
+trainer = Prints(model=model, args=arguments, train_dataset=data)
+trainer.train()
+assert len(next(trainer.model_wrapped.parameters()).placements) == 2
+"""
+
+
 @pytest.mark.thorough
-def test_the_strategy_of_lightning_has_the_losses_of_torchrun(tmp_path: Path) -> None:
-    found, _ = run(tmp_path, LIGHTNING, "--ddp", arguments=["2", "2"])
-    expected = run_by_gloo(tmp_path, tmp_path / "train.py", 4, 1, size=4)
+@pytest.mark.parametrize(
+    ("script", "of_hosts", "of_one"),
+    [(LIGHTNING, (2, 2), (4, 1)), (ACCELERATE, (), ()), (TRAINER, (), ())],
+    ids=["lightning", "accelerate", "trainer"],
+)
+def test_libraries_have_the_losses_of_torchrun(
+    tmp_path: Path, script: str, of_hosts: Sequence[int], of_one: Sequence[int]
+) -> None:
+    found, messages = run(tmp_path, script, "--ddp", arguments=[*map(str, of_hosts)])
+    expected = run_by_gloo(tmp_path, tmp_path / "train.py", *of_one, size=4)
     assert len(losses(found, "step")) == 6
     assert losses(found, "step") == pytest.approx(losses(expected, "step"), rel=1e-6)
+    assert "tensors exchanged" in messages
 
 
 VIRTUAL = (
