@@ -1,6 +1,7 @@
-"""Frozen dataclasses as JSON objects: what launchers and agents send each other, records of jobs.
+"""Frozen dataclasses as plain values: what launchers and agents send each other, records of jobs,
+the stores that workers describe to shards.
 
-Bytes are UTF-8.
+In JSON one is an object, and bytes are UTF-8. In msgpack one is a list of its fields, in order.
 
 Law: pure. Every field is checked against its type, so what `value_of` returns has the types of its
 class; the class itself checks ranges. Keys that are not its fields are ignored.
@@ -8,6 +9,7 @@ class; the class itself checks ranges. Keys that are not its fields are ignored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -18,10 +20,17 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from ps_server.errors import SpecError
 
 _V = TypeVar("_V")
-LATEST_S = 1e11
-"""Numbers that are not whole are durations and times, in seconds."""
 _Check = Callable[[object], Any]
 """Returns a field's value from JSON's; raises ValueError, TypeError or KeyError if it cannot be."""
+
+_TEXTS: dict[str, Any] = {}
+"""Classes by name whose values are texts: `str` makes one, and `parse` of the class reads it."""
+
+
+def as_text(kind: type[_V]) -> type[_V]:
+    """Let the values of a class be texts; a decorator. Other modules need not import it."""
+    _TEXTS[kind.__name__] = kind
+    return kind
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -43,17 +52,28 @@ def plain(value: object) -> object:
     return fields_of(value)
 
 
+def listed(value: object) -> object:
+    """Return what msgpack has for a value that it does not know: see `default` of `msgpack.packb`."""
+    if type(value).__name__ in _TEXTS:
+        return str(value)
+    found = plain(value)
+    return list(found.values()) if isinstance(found, dict) else found
+
+
 def value_of(kind: type[_V], found: object) -> _V:
-    """Return the value of a dataclass from a JSON object.
+    """Return the value of a dataclass from an object of JSON, or a list of msgpack.
 
     Raises:
         ValueError: it is not one; the text names the field of the innermost dataclass that does not
             fit. Or what the class raises.
     """
+    checks = _checks_of(kind)  # type: ignore[arg-type]  # it is hashable
+    if isinstance(found, list) and len(found) == len(checks):
+        found = dict(zip(checks, found, strict=True))
     if not isinstance(found, dict):
         raise ValueError(f"{found!r:.80} is not a {kind.__name__}")
     values = {}
-    for name, (check, required) in _checks_of(kind).items():  # type: ignore[arg-type]  # it is hashable
+    for name, (check, required) in checks.items():
         if name not in found:
             if not required:
                 continue
@@ -70,7 +90,7 @@ def value_of(kind: type[_V], found: object) -> _V:
 @cache
 def _checks_of(kind: type) -> Mapping[str, tuple[_Check, bool]]:
     """Return the check of each field, and whether it has to be there."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, localns=_TEXTS)
     required = {
         each.name: each.default is each.default_factory is MISSING
         for each in fields(kind)
@@ -93,13 +113,15 @@ def _check_of(hint: Any) -> _Check:
     if get_origin(hint) is Mapping:
         return partial(_by_name, arguments[0], _check_of(arguments[1]))
     if hint is float:
-        return _seconds
+        return _finite
     if hint is bytes:
         return _bytes
     if hint in (bool, int, str):
         return partial(_exactly, hint)
     if hint in (object, Any):
         return lambda value: value
+    if hint in _TEXTS.values():
+        return lambda value: hint.parse(_exactly(str, value))
     return hint if issubclass(hint, Enum) else partial(value_of, hint)
 
 
@@ -113,8 +135,8 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(_exactly(str, value)).encode()
 
 
-def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < LATEST_S:
+def _finite(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise TypeError
     return float(value)
 

@@ -20,6 +20,7 @@ from ps_server.codecs.randomk import RandomK
 from ps_server.codecs.sign import Sign
 from ps_server.codecs.topk import TopK
 from ps_server.errors import SpecError
+from ps_server.json_fields import as_text
 
 NO_CODEC = "none"
 ENTRY_POINTS = "ps_server.codecs"
@@ -87,6 +88,7 @@ def _written(codec: type[Codec]) -> str:
     return ":".join([codec.name, *(one.name.upper() for one in fields(codec))])
 
 
+@as_text
 @dataclass(frozen=True, slots=True)
 class CodecPair:
     """The lossy codecs of a table, one for each direction; at least one of them.

@@ -106,20 +106,6 @@ class Fields:
         """Return the next field, bytes."""
         return self._take(bytes)
 
-    def optional_number(self) -> float | None:
-        """Return the next field, a finite number or nil."""
-        if self._next < len(self._fields) and self._fields[self._next] is None:
-            self._next += 1
-            return None
-        return self.number()
-
-    def items(self) -> list[Fields]:
-        """Return the next field, a list of lists, for their own fields to be taken."""
-        value = self._take(list)
-        if any(type(item) is not list for item in value):
-            raise RemoteProtocolError(f"header field {self._next} is not a list of lists")
-        return [Fields(item, ()) for item in value]
-
     def rows(self, others: int | None = None) -> m.RowIds:
         """Return the next frame as numbers of rows, in increasing order.
 

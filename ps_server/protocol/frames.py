@@ -8,6 +8,9 @@ the other:
              float32, except in Push and Value, whose header ends with their precision;
              `encoded` ones are bytes of a codec or of packed rows. Numbers of rows are of uint32
 
+A store and a row table are described by bytes of msgpack within the header, by the types of their
+fields (`json_fields.py`).
+
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before
 any state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or
 evaluated. The state machines decide whether a value is legal *now* (this chunk, this clock, this
@@ -19,42 +22,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
-from ps_server.codecs.registry import CodecPair
-from ps_server.errors import RemoteProtocolError, SpecError
+import ps_server.codecs.registry  # noqa: F401 - a store has codecs
+from ps_server.errors import RemoteProtocolError
+from ps_server.json_fields import listed, value_of
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_bytes
-from ps_server.protocol.row_settings import (
-    MAX_ROW_ELEMENTS,
-    MAX_ROW_TABLES,
-    MAX_ROWS,
-    RowInit,
-    RowRule,
-    RowRuleKind,
-    RowTableSpec,
-)
-from ps_server.protocol.settings import (
-    MAX_NEWTON_SCHULZ_STEPS,
-    MAX_TABLES,
-    MAX_WORKERS,
-    Consistency,
-    Keeping,
-    NewtonSchulz,
-    Precision,
-    Regularization,
-    Rule,
-    RuleKind,
-    StoreSpec,
-    TableSpec,
-)
-from ps_server.protocol.virtual_workers import VirtualWorkers
+from ps_server.protocol.row_settings import MAX_ROW_TABLES, MAX_ROWS, RowTableSpec
+from ps_server.protocol.settings import MAX_CLOCK, MAX_TABLES, MAX_WORKERS, StoreSpec
 
-PROTOCOL_VERSION = 2
-MAX_PARTS = 2**16
+PROTOCOL_VERSION = 3
 MAX_SUMS = 2**10
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
@@ -62,13 +43,12 @@ FIRST_HEADER_BYTES = 256
 """Of a packer; it takes more for a longer header."""
 MAX_FRAMES = 8_192
 MAX_CHUNKS = 2**31
-MAX_CLOCK = 2**40
 MAX_ELEMENTS = 2**44
 """The most elements of the history of a chunk."""
 MAX_SLOTS = 2**20
 MAX_SLOT_BYTES = 2**31
 
-E = TypeVar("E", bound=Enum)
+S = TypeVar("S")
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
     raise ImportError("ps_server sends little-endian floats and does not swap bytes")
@@ -129,12 +109,7 @@ def decode(frames: Sequence[Buffer]) -> list[Received]:
 def _header(frame: Buffer) -> Header:
     if memoryview(frame).nbytes > MAX_HEADER_BYTES:
         raise RemoteProtocolError(f"a header is longer than {MAX_HEADER_BYTES} bytes")
-    try:
-        header = msgpack.unpackb(
-            frame, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise RemoteProtocolError("a header is not msgpack") from error
+    header = _unpack(frame)
     if not isinstance(header, list) or len(header) < 3 or header[0] != PROTOCOL_VERSION:
         version = header[0] if isinstance(header, list) and header else header
         raise RemoteProtocolError(
@@ -145,13 +120,20 @@ def _header(frame: Buffer) -> Header:
     return header
 
 
+def _unpack(packed: Buffer) -> Any:
+    try:
+        return msgpack.unpackb(packed, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise RemoteProtocolError("a message is not msgpack") from error
+
+
 def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
     reader = _READERS.get(header[1]) if isinstance(header[1], int) else None
     if reader is None:
         raise RemoteProtocolError(f"a header names the unknown kind {header[1]!r:.40}")
     try:
         message = reader(fields := Fields(header[3:], frames))
-    except SpecError as error:
+    except ValueError as error:
         raise RemoteProtocolError(str(error)) from error
     fields.end()
     return message
@@ -160,181 +142,18 @@ def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
 Written = tuple[Header, Sequence[Buffer]]
 
 
-def _write_rule(rule: Rule) -> Header:
-    return [
-        rule.kind.value,
-        float(rule.momentum),
-        float(rule.momentum2),
-        float(rule.delta),
-        float(rule.rms_decay),
-        float(rule.decay),
-        rule.regularization.value,
-        float(rule.rate_factor),
-        float(rule.dampening),
-        rule.nesterov,
-        _write_matrix(rule.matrix),
-    ]
+# All workers send all shards the same description, so each process packs and reads it once.
 
 
-def _read_rule(f: Fields) -> Rule:
-    return Rule(
-        kind=_member(RuleKind, f.text()),
-        momentum=f.number(),
-        momentum2=f.number(),
-        delta=f.number(),
-        rms_decay=f.number(),
-        decay=f.number(),
-        regularization=_member(Regularization, f.text()),
-        rate_factor=f.number(),
-        dampening=f.number(),
-        nesterov=f.flag(),
-        matrix=_read_matrix(f.items()),
-    )
+@lru_cache(maxsize=4)
+def _packed(spec: StoreSpec | RowTableSpec) -> bytes:
+    packed: bytes = msgpack.packb(spec, default=listed)
+    return packed
 
 
-def _write_matrix(matrix: NewtonSchulz | None) -> list[Header]:
-    if matrix is None:
-        return []
-    numbers = map(float, (*matrix.coefficients, matrix.rate_factor))
-    return [[matrix.columns, matrix.steps, *numbers]]
-
-
-def _read_matrix(found: Sequence[Fields]) -> NewtonSchulz | None:
-    if not found:
-        return None
-    f, *more = found
-    if more:
-        raise RemoteProtocolError(f"a rule has {len(found)} matrices; expected at most 1")
-    columns, steps = f.integer(2**62), f.integer(MAX_NEWTON_SCHULZ_STEPS)
-    matrix = NewtonSchulz(
-        columns=columns,
-        steps=steps,
-        coefficients=(f.number(), f.number(), f.number()),
-        rate_factor=f.number(),
-    )
-    f.end()
-    return matrix
-
-
-def _member(kind: type[E], value: object) -> E:
-    try:
-        return kind(value)
-    except ValueError as error:
-        choices = ", ".join(str(member.value) for member in kind)
-        raise RemoteProtocolError(
-            f"{value!r:.40} is not a {kind.__name__}; expected one of {choices}"
-        ) from error
-
-
-def _write_store(store: StoreSpec) -> Header:
-    tables = [
-        [
-            *(t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), t.keeping.value),
-            "" if t.codec is None else str(t.codec),
-            list(t.parts),
-            t.row_elements,
-            t.held_as.value,
-            t.plane,
-        ]
-        for t in store.tables
-    ]
-    return [
-        store.workers,
-        store.shards,
-        tables,
-        store.consistency.value,
-        None if store.clip is None else float(store.clip),
-        float(store.gradient_scale),
-        store.start_clock,
-        list(store.loads),
-        store.chunks,
-        list(store.outside_norm),
-        store.precision.value,
-        store.trial,
-        [] if store.virtual_workers is None else list(store.virtual_workers.bounds),
-        store.quorum,
-        float(store.grace_s),
-        list(store.hosts),
-    ]
-
-
-def _read_store(f: Fields) -> StoreSpec:
-    workers = f.integer(MAX_WORKERS + 1)
-    shards = f.integer(MAX_WORKERS + 1)
-    tables = []
-    for t in f.items():
-        name, size, staleness, rows = t.text(), t.integer(2**62), t.integer(2**31), t.integer(2**31)
-        rule, keeping, codec = _read_rule(t), _member(Keeping, t.text()), t.text()
-        tables.append(
-            TableSpec(
-                name=name,
-                size=size,
-                staleness=staleness,
-                rows=rows,
-                rule=rule,
-                keeping=keeping,
-                codec=CodecPair.parse(codec) if codec else None,
-                parts=t.integers(MAX_PARTS, 2**31),
-                row_elements=t.integer(2**62),
-                held_as=_member(Precision, t.text()),
-                plane=t.integer(MAX_WORKERS),
-            )
-        )
-        t.end()
-    return StoreSpec(
-        workers=workers,
-        shards=shards,
-        tables=tuple(tables),
-        consistency=_member(Consistency, f.text()),
-        clip=f.optional_number(),
-        gradient_scale=f.number(),
-        start_clock=f.integer(MAX_CLOCK),
-        loads=f.integers(MAX_WORKERS, 2**31),
-        chunks=f.integer(2**31),
-        outside_norm=f.integers(MAX_WORKERS, MAX_WORKERS + 1),
-        precision=_member(Precision, f.text()),
-        trial=f.flag(),
-        virtual_workers=_virtual_workers(f.integers(MAX_WORKERS + 1, MAX_WORKERS + 1)),
-        quorum=f.integer(MAX_WORKERS + 1),
-        grace_s=f.number(),
-        hosts=f.integers(MAX_WORKERS, MAX_WORKERS + 1),
-    )
-
-
-def _virtual_workers(bounds: tuple[int, ...]) -> VirtualWorkers | None:
-    return VirtualWorkers(bounds) if bounds else None
-
-
-def _write_row_table(spec: RowTableSpec) -> Header:
-    rule = spec.rule
-    return [
-        *(spec.name, spec.rows, spec.dim, spec.init.value, float(spec.scale), spec.seed),
-        *(spec.staleness, rule.kind.value, float(rule.beta1), float(rule.beta2), float(rule.eps)),
-    ]
-
-
-def _read_row_table(f: Fields) -> RowTableSpec:
-    tables = f.items()
-    if len(tables) != 1:
-        raise RemoteProtocolError(f"{len(tables)} row tables are described; expected 1")
-    (t,) = tables
-    spec = RowTableSpec(
-        name=t.text(),
-        rows=t.integer(MAX_ROWS + 1),
-        dim=t.integer(MAX_ROW_ELEMENTS + 1),
-        init=_member(RowInit, t.text()),
-        scale=t.number(),
-        seed=t.integer(2**63),
-        staleness=t.integer(2**31),
-        rule=RowRule(
-            kind=_member(RowRuleKind, t.text()),
-            beta1=t.number(),
-            beta2=t.number(),
-            eps=t.number(),
-        ),
-    )
-    t.end()
-    return spec
+@lru_cache(maxsize=4)
+def _unpacked(kind: type[S], packed: bytes) -> S:
+    return value_of(kind, _unpack(packed))
 
 
 def _table(f: Fields) -> int:
@@ -356,7 +175,7 @@ def _clock(f: Fields) -> int:
 _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Hello: (1, lambda x: ([x.worker, x.token], ())),
     m.Welcome: (2, lambda x: ([x.shard], ())),
-    m.Create: (3, lambda x: (_write_store(x.store), ())),
+    m.Create: (3, lambda x: ([_packed(x.store)], ())),
     m.Initial: (
         4,
         lambda x: (
@@ -400,7 +219,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
     m.MemoryOffer: (21, lambda x: ([x.process, x.file, x.nonce, x.slots, x.slot_bytes], ())),
     m.MemoryAnswer: (22, lambda x: ([x.opened], ())),
-    m.CreateRows: (23, lambda x: ([x.row_table, x.shards, [_write_row_table(x.spec)]], ())),
+    m.CreateRows: (23, lambda x: ([x.row_table, x.shards, _packed(x.spec)], ())),
     m.PushRows: (
         24,
         lambda x: (
@@ -485,7 +304,7 @@ def _read_round(f: Fields) -> m.Round:
 _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
     m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
-    m.Create: lambda f: m.Create(_read_store(f)),
+    m.Create: lambda f: m.Create(_unpacked(StoreSpec, f.data())),
     m.Initial: lambda f: m.Initial(_table(f), _chunk(f), [f.first_array(f.text()), *f.arrays()]),
     m.Push: _read_push,
     m.Clock: lambda f: m.Clock(_clock(f)),
@@ -503,7 +322,7 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     ),
     m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f), f.flag(), f.flag()),
     m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads(), f.flag()),
-    m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),
+    m.Signal: lambda f: m.Signal(m.SignalKind(f.integer(256)), _clock(f)),
     m.Leave: lambda f: m.Leave(),
     m.Fault: lambda f: m.Fault(f.text()),
     m.Gone: lambda f: m.Gone(f.integer(MAX_WORKERS), _clock(f)),
@@ -520,7 +339,7 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Round: _read_round,
     m.MemoryAnswer: lambda f: m.MemoryAnswer(f.flag()),
     m.CreateRows: lambda f: m.CreateRows(
-        _row_table(f), f.integer(MAX_WORKERS + 1, least=1), _read_row_table(f)
+        _row_table(f), f.integer(MAX_WORKERS + 1, least=1), _unpacked(RowTableSpec, f.data())
     ),
     m.PushRows: lambda f: m.PushRows(_row_table(f), _clock(f), f.number(), f.rows(1), *f.arrays(1)),
     m.GetRows: lambda f: m.GetRows(_row_table(f), f.integer(MAX_CLOCK), _clock(f), f.rows(0)),

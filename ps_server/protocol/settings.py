@@ -34,6 +34,7 @@ CHUNKS_A_SERVER = 2 * CHUNKS_A_SHARD
 
 MAX_TABLES = 65_536
 MAX_WORKERS = 4_096
+MAX_CLOCK = 2**40
 MAX_TABLE_ELEMENTS = 2**40
 NORM_SEGMENT_ELEMENTS = 4 * 1024
 """Elements whose squares are added up by themselves. Other tables are cut at multiples of this,
@@ -283,9 +284,9 @@ class TableSpec:
             raise SpecError(
                 f"table '{self.name}' has size {self.size}; expected 1 to {MAX_TABLE_ELEMENTS}"
             )
-        if self.staleness < 0:
+        if not 0 <= self.staleness < MAX_CLOCK:
             raise SpecError(
-                f"table '{self.name}' has staleness {self.staleness}; expected 0 or more"
+                f"table '{self.name}' has staleness {self.staleness}; expected 0 to {MAX_CLOCK - 1}"
             )
         if self.staleness and self.rule.kind is RuleKind.MEAN:
             raise SpecError(f"table '{self.name}' is a mean, which has no staleness; expected 0")
@@ -301,9 +302,9 @@ class TableSpec:
                 f"table '{self.name}' is {self.held_as.value} on the workers; expected float32 at "
                 "staleness > 0, for averages, means and copies, and with a codec"
             )
-        if self.parts and sum(self.parts) != self.size:
+        if self.parts and (min(self.parts) < 1 or sum(self.parts) != self.size):
             raise SpecError(
-                f"table '{self.name}' has parts of {sum(self.parts)} elements together; expected "
+                f"table '{self.name}' has parts {self.parts!r:.80}; expected sizes that add up to "
                 f"{self.size}"
             )
         if not 0 <= self.row_elements <= self.size:
@@ -388,8 +389,8 @@ class StoreSpec:
             raise SpecError(
                 f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none"
             )
-        if self.chunks < 1:
-            raise SpecError(f"chunks is {self.chunks}; expected 1 or more")
+        if not 1 <= self.chunks < 2**31:
+            raise SpecError(f"chunks is {self.chunks}; expected 1 to {2**31 - 1}")
         half = next((t for t in self.tables if t.held_as is not Precision.FLOAT32), None)
         if half is not None and self.precision is not Precision.FLOAT32:
             raise SpecError(
@@ -402,8 +403,8 @@ class StoreSpec:
                 f"table '{lossy.name}' has the codec {lossy.codec}, which needs SSPPush, not "
                 f"{self.consistency.value}"
             )
-        if self.start_clock < 0:
-            raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")
+        if not 0 <= self.start_clock < MAX_CLOCK:
+            raise SpecError(f"start_clock is {self.start_clock}; expected 0 to {MAX_CLOCK - 1}")
         self._check_planes()
         self._check_virtual_workers()
         self._check_quorum()

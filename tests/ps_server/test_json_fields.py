@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import msgpack
 import pytest
 
-from ps_server.json_fields import fields_of, plain, value_of
+from ps_server.json_fields import fields_of, listed, plain, value_of
 
 
 class Color(Enum):
@@ -61,6 +62,15 @@ def test_a_value_arrives_as_it_was_sent() -> None:
     assert value_of(Outer, FIELDS) == VALUE
 
 
+def test_in_msgpack_a_value_is_the_list_of_its_fields() -> None:
+    packed = msgpack.packb(VALUE, default=listed)
+    found = msgpack.unpackb(packed, strict_map_key=False)
+    assert found[0] == ["a", "\u00e9".encode()]
+    assert value_of(Outer, found) == VALUE
+    with pytest.raises(ValueError, match="is not a Outer"):
+        value_of(Outer, found[:-1])
+
+
 def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored() -> None:
     given = {name: value for name, value in FIELDS.items() if name not in ("is_set", "extra")}
     assert value_of(Outer, {**given, "new": 1}) == replace(VALUE, extra=None)
@@ -71,7 +81,7 @@ def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored() -> Non
     [
         ("inner", None), ("inner", {"name": 3}), ("inner", {"name": ""}), ("every", {}), ("every", [3]),
         ("pair", ["x"]), ("pair", ["x", "3"]), ("pair", ["x", 3, 4]), ("by_id", {"four": "y"}), ("by_id", []),
-        ("seconds", -1), ("seconds", True), ("seconds", 1e12), ("seconds", float("nan")), ("seconds", None),
+        ("seconds", "1"), ("seconds", True), ("seconds", float("inf")), ("seconds", float("nan")), ("seconds", None),
         ("color", "green"), ("color", []), ("is_set", 1),
     ],
 )  # fmt: skip

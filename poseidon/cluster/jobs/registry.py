@@ -30,6 +30,7 @@ from poseidon.errors import JobError, MachinefileError, UsageError
 from ps_server.json_fields import fields_of, plain, value_of
 
 LARGEST_BYTES = 16 << 20
+LATEST_S = 1e11
 EXTRACTION = "extract_features"
 """The prefix of the ids of feature extractions."""
 NO_RECORD = (ValueError, UsageError, MachinefileError)
@@ -89,6 +90,8 @@ class JobRecord:
 
     def __post_init__(self) -> None:
         check_job_id(self.job)
+        if not 0 <= self.started_s < LATEST_S:
+            raise ValueError(f"{self.started_s} is not a time in seconds since 1970")
         for host in self.all_hosts:
             check_options(host, f"client {host.id}")
 
