@@ -75,6 +75,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from ps_server.json_fields import value_of
+
 
 class Among(Enum):
     """The processes whose addresses are exchanged."""
@@ -125,7 +127,7 @@ class ReportedPosition:
     Attributes:
         steps: finished.
         collections: calls begun in which it waits for all others.
-        current: the collection that it waits in; empty: none; `collection` in the protocol.
+        collection: that it waits in; empty: none.
         raised: the exception with which the worker leaves its `with` block; empty: it has none.
         loop: the number of the training loop whose call this is; below 0: of no loop; None: not
             known.
@@ -133,7 +135,7 @@ class ReportedPosition:
 
     steps: int
     collections: int
-    current: str
+    collection: str
     raised: str = ""
     loop: int | None = None
 
@@ -236,33 +238,29 @@ def decode_line(line: bytes) -> Mapping[str, object] | None:
     return value
 
 
+_KINDS: dict[object, type[Event]] = {
+    "listening": Bound,
+    "connecting": Connecting,
+    "ready": Ready,
+    "alive": Alive,
+    "progress": Progress,
+    "snapshot": Saved,
+    "done": Done,
+    "paused": Paused,
+}
+
+
 def parse_event(fields: Mapping[str, object]) -> Event:
     """Return the typed value of an event; an unknown or incomplete one counts as a heartbeat."""
     kind = fields.get("event")
-    if kind == "listening" and isinstance(address := fields.get("address"), str):
-        return Bound(address=address, round=round_of(fields))
-    if kind == "connecting":
-        return Connecting(round=round_of(fields))
-    if kind == "ready":
-        return Ready()
-    iteration = _whole_number(fields.get("iteration"))
-    if kind == "progress" and iteration is not None:
-        return Progress(iteration=iteration)
-    if kind == "snapshot" and iteration is not None:
-        return Saved(iteration=iteration)
-    if kind == "done":
-        return Done(joined=fields.get("joined") is not False)
     if kind == "error":
         return _failed(fields)
-    if kind == "paused":
-        return _paused(fields)
-    if kind != "alive":
+    at = {"among": fields.get("among", "job"), "number": fields.get("round", 0)}
+    position = fields if "steps" in fields else None
+    try:
+        return value_of(_KINDS.get(kind, Alive), {**fields, "round": at, "position": position})
+    except ValueError:
         return Alive()
-    still_s = fields.get("still_s")
-    return Alive(
-        still_s=float(still_s) if isinstance(still_s, int | float) else None,
-        position=_position(fields),
-    )
 
 
 def encode_command(do: str, **fields: object) -> bytes:
@@ -274,56 +272,14 @@ def encode_command(do: str, **fields: object) -> bytes:
     return json.dumps({"do": do, **fields}).encode()
 
 
-def round_of(fields: Mapping[str, object]) -> AddressRound:
-    """Return the exchange of addresses that an event or a command belongs to; the first, where
-    it does not say.
-    """
-    workers = fields.get("among") == Among.WORKERS.value
-    number = _whole_number(fields.get("round"))
-    return AddressRound(among=Among.WORKERS if workers else Among.JOB, number=max(number or 0, 0))
-
-
-def _position(fields: Mapping[str, object]) -> ReportedPosition | None:
-    steps, collections = (
-        _whole_number(fields.get("steps")),
-        _whole_number(fields.get("collections")),
-    )
-    current, raised = fields.get("collection"), fields.get("raised", "")
-    if steps is None or collections is None:
-        return None
-    if not (isinstance(current, str) and isinstance(raised, str)):
-        return None
-    return ReportedPosition(
-        steps=steps,
-        collections=collections,
-        current=current,
-        raised=raised,
-        loop=_whole_number(fields.get("loop")),
-    )
-
-
 def _failed(fields: Mapping[str, object]) -> Failed:
     message, trace = fields.get("message"), fields.get("traceback")
-    code = _whole_number(fields.get("exit_code"))
+    code = fields.get("exit_code")
     return Failed(
         message=message if isinstance(message, str) and message else "failed without a message",
-        exit_code=code if code is not None and 1 <= code <= 255 else 1,
+        exit_code=code if type(code) is int and 1 <= code <= 255 else 1,
         peer_lost=fields.get("peer_lost") is True,
         traceback=trace if isinstance(trace, str) else "",
         host_lost=fields.get("host_lost") is True,
         killed_by_user=fields.get("unwanted") is True,
     )
-
-
-def _paused(fields: Mapping[str, object]) -> Paused:
-    snapshot, message = _whole_number(fields.get("snapshot")), fields.get("message")
-    return Paused(
-        snapshot=snapshot if snapshot is not None and snapshot >= 0 else None,
-        is_part=fields.get("is_part") is True,
-        message=message if isinstance(message, str) else "",
-        regrouped=fields.get("regrouped") is True,
-    )
-
-
-def _whole_number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -287,7 +287,7 @@ class PauseState:
 
 
 DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
-"""Values of `ReportedPosition.current`: a worker waits until all have joined; it ends a step; it waits
+"""Values of `ReportedPosition.collection`: a worker waits until all have joined; it ends a step; it waits
 for the means of the step that it has ended; it waits at the end of its `with` block.
 """
 ENDING = (STEP, MEANS)
@@ -348,7 +348,7 @@ class LoopPositions:
         if self._absent is None:
             return None
         for position, ranks in self._ranks.items():
-            if position.current == DISTRIBUTE:
+            if position.collection == DISTRIBUTE:
                 return (
                     f"worker {next(iter(ranks))} waits in distribute(), but worker {self._absent} "
                     "has ended without calling it: every worker must call poseidon.distribute()"
@@ -357,13 +357,13 @@ class LoopPositions:
 
 
 def _reached(position: ReportedPosition) -> int:
-    return position.steps + (position.current == STEP)
+    return position.steps + (position.collection == STEP)
 
 
 def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
     """Return whether a worker waits for another one that has gone on without it."""
     return (
-        position.current not in ("", *ENDING)
+        position.collection not in ("", *ENDING)
         and not position.raised  # others may raise it after a later step
         and other.collections < position.collections
         and _reached(other) > position.steps
@@ -375,8 +375,8 @@ def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bo
     make, because an exception has ended its `with` block. The exchange finds this for other calls.
     """
     return (
-        position.current.startswith(OF_TORCH)
-        and bool(other.raised and other.current)
+        position.collection.startswith(OF_TORCH)
+        and bool(other.raised and other.collection)
         and position.collections == other.collections
     )
 
@@ -391,10 +391,10 @@ def _are_apart(position: ReportedPosition, other: ReportedPosition) -> bool:
         None not in loops
         and loops[0] != loops[1]
         and all(
-            one.current not in ("", DISTRIBUTE) and not one.current.startswith(OF_TORCH)
+            one.collection not in ("", DISTRIBUTE) and not one.collection.startswith(OF_TORCH)
             for one in (position, other)
         )
-        and (position.current in ENDING) == (other.current in ENDING)
+        and (position.collection in ENDING) == (other.collection in ENDING)
         and not (position.raised or other.raised)
         and _reached(position) == _reached(other)
         and position.collections == other.collections
@@ -404,7 +404,9 @@ def _are_apart(position: ReportedPosition, other: ReportedPosition) -> bool:
 def _apart(positions: Mapping[int, ReportedPosition]) -> str:
     calls = []
     for rank, position in sorted(positions.items()):
-        does = "ends a step" if position.current in ENDING else f"waits in {position.current}()"
+        does = (
+            "ends a step" if position.collection in ENDING else f"waits in {position.collection}()"
+        )
         calls.append(f"worker {rank} {does} of module {(position.loop or 0) + 1}")
     return (
         f"{', and '.join(calls)}: all workers must make the calls of all modules in the same order"
@@ -414,13 +416,13 @@ def _apart(positions: Mapping[int, ReportedPosition]) -> str:
 def _left(rank: int, position: ReportedPosition, other: int, leaver: ReportedPosition) -> str:
     return (
         f"worker {other}: {leaver.raised}; so it has left its `with` block, and worker {rank} waits "
-        f"for it in {position.current}() after step {position.steps}"
+        f"for it in {position.collection}() after step {position.steps}"
     )
 
 
 def _mismatch(rank: int, position: ReportedPosition, other: int, ahead: ReportedPosition) -> str:
-    waits, must = f"in {position.current}()", f"call {position.current}()"
-    if position.current == LEAVING:
+    waits, must = f"in {position.collection}()", f"call {position.collection}()"
+    if position.collection == LEAVING:
         waits, must = "at the end of its `with` block", "end it"
     return (
         f"worker {rank} waits {waits} after step {position.steps}, but worker {other} has "

@@ -10,7 +10,7 @@ import pytest
 from poseidon.cluster.events import ReportedPosition
 from poseidon.cluster.supervision.state import LoopPositions
 
-WAITS = ReportedPosition(steps=6, collections=3, current="mean")
+WAITS = ReportedPosition(steps=6, collections=3, collection="mean")
 
 
 def moved(*positions: ReportedPosition) -> str | None:
@@ -24,20 +24,20 @@ def moved(*positions: ReportedPosition) -> str | None:
 @pytest.mark.parametrize(
     ("other", "never"),
     [
-        (ReportedPosition(steps=7, collections=2, current=""), True),
-        (ReportedPosition(steps=9, collections=2, current="settle"), True),
+        (ReportedPosition(steps=7, collections=2, collection=""), True),
+        (ReportedPosition(steps=9, collections=2, collection="settle"), True),
         (
-            ReportedPosition(steps=6, collections=2, current="step"),
+            ReportedPosition(steps=6, collections=2, collection="step"),
             True,
         ),  # its step needs the other's
-        (ReportedPosition(steps=5, collections=2, current="step"), False),
-        (ReportedPosition(steps=6, collections=3, current="step"), False),
-        (ReportedPosition(steps=6, collections=2, current=""), False),  # not yet there
-        (ReportedPosition(steps=2, collections=2, current=""), False),
-        (ReportedPosition(steps=6, collections=3, current="mean"), False),  # has begun it
+        (ReportedPosition(steps=5, collections=2, collection="step"), False),
+        (ReportedPosition(steps=6, collections=3, collection="step"), False),
+        (ReportedPosition(steps=6, collections=2, collection=""), False),  # not yet there
+        (ReportedPosition(steps=2, collections=2, collection=""), False),
+        (ReportedPosition(steps=6, collections=3, collection="mean"), False),  # has begun it
         # has passed it: the report of WAITS is old
-        (ReportedPosition(steps=7, collections=3, current=""), False),
-        (ReportedPosition(steps=7, collections=4, current="mean"), False),
+        (ReportedPosition(steps=7, collections=3, collection=""), False),
+        (ReportedPosition(steps=7, collections=4, collection="mean"), False),
     ],
 )
 def test_a_worker_waits_for_one_that_has_gone_on(other: ReportedPosition, never: bool) -> None:
@@ -45,7 +45,7 @@ def test_a_worker_waits_for_one_that_has_gone_on(other: ReportedPosition, never:
     assert [sentence is not None for sentence in found] == [never, never]
 
 
-MEAN_OF_SECOND = ReportedPosition(steps=6, collections=3, current="mean", loop=1)
+MEAN_OF_SECOND = ReportedPosition(steps=6, collections=3, collection="mean", loop=1)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_the_sentence_names_the_calls_and_modules_of_two_workers() -> None:
     assert moved(MEAN_OF_SECOND, first) == (
         f"worker 0 waits in mean() of module 2, and worker 1 waits in mean() of module 1{must}"
     )
-    steps = [replace(position, current="step") for position in (MEAN_OF_SECOND, first)]
+    steps = [replace(position, collection="step") for position in (MEAN_OF_SECOND, first)]
     assert moved(*steps) == (
         f"worker 0 ends a step of module 2, and worker 1 ends a step of module 1{must}"
     )
 
 
 def test_the_sentence_names_both_workers_and_steps() -> None:
-    assert moved(WAITS, WAITS, ReportedPosition(steps=7, collections=2, current="")) == (
+    assert moved(WAITS, WAITS, ReportedPosition(steps=7, collections=2, collection="")) == (
         "worker 0 waits in mean() after step 6, but worker 2 has continued to step 7: "
         "all workers must call mean() "
         "after the same number of steps"
@@ -98,8 +98,8 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
 
 
 def test_of_many_that_wait_the_one_behind_is_named() -> None:
-    behind = ReportedPosition(steps=5, collections=WAITS.collections, current=WAITS.current)
-    other = ReportedPosition(steps=6, collections=WAITS.collections - 1, current="")
+    behind = ReportedPosition(steps=5, collections=WAITS.collections, collection=WAITS.collection)
+    other = ReportedPosition(steps=6, collections=WAITS.collections - 1, collection="")
     sentence = moved(WAITS, WAITS, behind, other)
     assert sentence is not None
     assert sentence.startswith("worker 2 waits in mean() after step 5, but worker 3 has")
@@ -111,15 +111,15 @@ def test_a_single_position_does_not_mismatch() -> None:
 
 def test_only_the_last_position_of_a_worker_counts() -> None:
     known = LoopPositions()
-    assert known.move(0, ReportedPosition(steps=7, collections=2, current="")) is None
-    assert known.move(0, ReportedPosition(steps=7, collections=3, current="")) is None
+    assert known.move(0, ReportedPosition(steps=7, collections=2, collection="")) is None
+    assert known.move(0, ReportedPosition(steps=7, collections=3, collection="")) is None
     assert known.move(1, WAITS) is None
 
 
 def test_one_that_ends_without_joining() -> None:
     known = LoopPositions()
-    joining = ReportedPosition(steps=0, collections=0, current="distribute")
-    assert known.move(0, ReportedPosition(steps=0, collections=0, current="")) is None
+    joining = ReportedPosition(steps=0, collections=0, collection="distribute")
+    assert known.move(0, ReportedPosition(steps=0, collections=0, collection="")) is None
     assert known.end_without_joining(3) is None
     sentence = "worker 2 waits in distribute(), but worker 3 has ended without calling it: "
     found = known.move(2, joining)
@@ -134,6 +134,8 @@ def test_many_workers_at_few_positions_are_few_comparisons() -> None:
     for collections in range(1, 4):
         for rank in range(2000):
             assert (
-                known.move(rank, ReportedPosition(steps=6, collections=collections, current="mean"))
+                known.move(
+                    rank, ReportedPosition(steps=6, collections=collections, collection="mean")
+                )
                 is None
             )
