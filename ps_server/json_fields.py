@@ -116,7 +116,9 @@ def _check_of(hint: Any) -> _Check:
         return _finite
     if hint is bytes:
         return _bytes
-    if hint in (bool, int, str):
+    if hint is int:
+        return _whole
+    if hint in (bool, str):
         return partial(_exactly, hint)
     if hint in (object, Any):
         return lambda value: value
@@ -127,6 +129,12 @@ def _check_of(hint: Any) -> _Check:
 
 def _exactly(kind: type, value: object) -> object:
     if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _whole(value: object) -> object:
+    if type(value) is not int or not -(2**63) <= value < 2**63:  # as numbers of msgpack are
         raise TypeError
     return value
 

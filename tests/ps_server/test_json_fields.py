@@ -80,7 +80,7 @@ def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored() -> Non
     ("name", "value"),
     [
         ("inner", None), ("inner", {"name": 3}), ("inner", {"name": ""}), ("every", {}), ("every", [3]),
-        ("pair", ["x"]), ("pair", ["x", "3"]), ("pair", ["x", 3, 4]), ("by_id", {"four": "y"}), ("by_id", []),
+        ("pair", ["x"]), ("pair", ["x", 2**63]), ("pair", ["x", "3"]), ("pair", ["x", 3, 4]), ("by_id", {"four": "y"}), ("by_id", []),
         ("seconds", "1"), ("seconds", True), ("seconds", float("inf")), ("seconds", float("nan")), ("seconds", None),
         ("color", "green"), ("color", []), ("is_set", 1),
     ],

@@ -345,7 +345,7 @@ def create(
         (create(momentum=float("nan")), "Rule has nan as its momentum"),
         (create(momentum="0"), "Rule has '0' as its momentum"),
         (create(momentum=1), "momentum is 1.0; expected 0 <= momentum < 1"),
-        (create(start_clock=2**63), f"start_clock is {2**63}; expected 0 to {2**40 - 1}"),
+        (create(start_clock=2**62), f"start_clock is {2**62}; expected 0 to {2**40 - 1}"),
         (create(chunks=2**31), f"chunks is {2**31}; expected 1 to {2**31 - 1}"),
         (create(staleness=-1), f"table 't' has staleness -1; expected 0 to {2**40 - 1}"),
         (create(parts=(2, -1)), "table 't' has parts (2, -1); expected sizes that add up to 1"),
