@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ps_server.errors import SpecError
@@ -20,6 +21,7 @@ class Network:
     Args:
         rank: of this worker, 0..size-1.
         size: number of workers.
+        ranks: of these workers in the job; empty: the same.
         host: the address at which the others reach this worker; an IPv6 address in brackets.
         token: the job's secret.
         keys: own pair, and the public keys of the other workers and of the shards; None: all is in
@@ -31,6 +33,7 @@ class Network:
 
     rank: int = 0
     size: int = 1
+    ranks: Sequence[int] = field(default=(), compare=False)
     host: str = "127.0.0.1"
     token: bytes = field(default=b"", repr=False)
     keys: Keyring | None = None
@@ -41,6 +44,14 @@ class Network:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise SpecError(f"the rank is {self.rank} of {self.size} workers")
+
+    def rank_of(self, rank: int) -> int:
+        """Return the rank in the job of one of these workers."""
+        return self.ranks[rank] if self.ranks else rank
+
+    def name(self, rank: int) -> str:
+        """Return the name of one of these workers in messages: all have that of the job's rank."""
+        return f"worker {self.rank_of(rank)}"
 
     @property
     def bare_host(self) -> str:

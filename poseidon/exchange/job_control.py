@@ -58,13 +58,15 @@ class JobControl:
 
     Args:
         root: whether this is rank 0, the only one that may request.
+        ranks: of the workers in the job; empty: they are all of it.
 
     Attributes:
         around_wait: entered around each wait for a collection.
     """
 
-    def __init__(self, delivery: Delivery, *, root: bool) -> None:
+    def __init__(self, delivery: Delivery, *, root: bool, ranks: Sequence[int] = ()) -> None:
         self.root = root
+        self.ranks = ranks
         self._delivery = delivery
         self.around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
 

@@ -170,7 +170,9 @@ class Membership:
             keys = replace(keys, admit=tuple(keys.admit[rank] for rank in ranks))
         return replace(
             self,
-            network=replace(network, rank=ranks.index(network.rank), size=len(ranks), keys=keys),
+            network=replace(
+                network, rank=ranks.index(network.rank), size=len(ranks), ranks=ranks, keys=keys
+            ),
             hosts=(),
             local_address="",
             virtual_workers=None if self.averages else self.placed,

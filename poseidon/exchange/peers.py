@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgpack
@@ -82,6 +82,7 @@ class Peers(Generic[L]):
         self, network: Network, connect: Callable[[Monitor, Callable[[int, Frames], None]], L]
     ) -> None:
         self.timeout_s = network.timeout_s
+        self._network = network
         self.monitor = network.new_monitor(
             closed="the connections to the other workers are closed", hangs=""
         )
@@ -134,6 +135,10 @@ class Peers(Generic[L]):
         self._ranks = ranks
         self._places = {linked: place for place, linked in enumerate(ranks)}
 
+    def names(self, ranks: Iterable[int]) -> str:
+        """Return the names of some of these workers in messages; empty: none."""
+        return ", ".join(self._network.name(self._ranks[rank]) for rank in ranks)
+
     def on(self, kind: str, numbers: int | None, receive: Receive) -> None:
         """Pass messages of a kind to a receiver, before `links` are connected.
 
@@ -180,7 +185,8 @@ class Peers(Generic[L]):
         for linked in sorted(self.links.left):
             finished = self._finished.get(linked, 0)
             if finished <= iteration or self._places.get(linked) in of:
-                raise PeerLeft(linked, finished, rank=self._ranks[self.rank])
+                own = self._network.rank_of(self._ranks[self.rank])
+                raise PeerLeft(self._network.rank_of(linked), finished, rank=own)
 
     def close(self, iterations: int) -> None:
         """Leave after so many iterations. Safe to call twice."""

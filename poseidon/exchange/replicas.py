@@ -54,11 +54,13 @@ class Arithmetic:
         processor: its name and vector instructions, for messages.
         rules: checksum of the update rules' results.
         products: checksum of a product by each kernel that the processor has, by `Kernel.value`.
+        rank: of the worker in the job.
     """
 
     processor: str
     rules: str
     products: Mapping[str, str]
+    rank: int = 0
 
 
 def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
@@ -121,10 +123,11 @@ def introduce(
     sample = arithmetic_sample(tensors)
     payload = {**own, "arithmetic": asdict(replace(sample, rules=f"{sample.rules}{more}"))}
     offers, samples = [], []
-    for rank, received in enumerate(control.all_gather(json.dumps(payload).encode())):
+    gathered = control.all_gather(json.dumps(payload).encode())
+    for rank, received in zip(control.ranks or range(len(gathered)), gathered, strict=True):
         try:
             offer = json.loads(received)
-            samples.append(value_of(Arithmetic, offer["arithmetic"]))
+            samples.append(value_of(Arithmetic, {**offer["arithmetic"], "rank": rank}))
         except (ValueError, KeyError, TypeError) as error:
             raise RemoteProtocolError(
                 f"worker {rank} did not introduce itself to the others"
@@ -354,10 +357,11 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def _unequal(samples: Sequence[Arithmetic], results: Sequence[object]) -> str:
     """Return the workers, grouped by equal results, with their processors."""
     groups: dict[object, list[int]] = {}
-    for rank, result in enumerate(results):
-        groups.setdefault(result, []).append(rank)
+    for number, result in enumerate(results):
+        groups.setdefault(result, []).append(number)
     return " and ".join(
-        f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in groups.values()
+        f"{_workers([samples[number].rank for number in alike])} ({samples[alike[0]].processor})"
+        for alike in groups.values()
     )
 
 

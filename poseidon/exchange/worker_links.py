@@ -254,7 +254,8 @@ class WorkerLinks:
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self.fail(
                 as_server_error(
-                    error, f"the connections of worker {self._network.rank} to the others failed"
+                    error,
+                    f"the connections of {self._network.name(self._network.rank)} to the others failed",
                 )
             )
 
@@ -337,8 +338,8 @@ class WorkerLinks:
             lost_s = now - self._lost_s.setdefault(rank, now)
             if lost_s >= (LATE_S if self._all_stand else LEAVE_S):
                 raise PeerLost(
-                    f"worker {self._network.rank} lost {self._sending.describe_loss(peer)} (worker "
-                    f"{rank})"
+                    f"{self._network.name(self._network.rank)} lost "
+                    f"{self._sending.describe_loss(peer)} ({self._network.name(rank)})"
                 )
 
     @property

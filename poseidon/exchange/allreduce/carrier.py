@@ -137,7 +137,8 @@ class AllReduceCarrier(GradientCarrier):
         for rank, offer in enumerate(offers):
             if any(offer.get(key) != offers[0].get(key) for key in ("tensors", "checksum")):
                 raise SpecError(
-                    f"the tensors of worker {rank} ({offer.get('tensors')}) differ from worker 0's "
+                    f"the tensors of {self._peers.names([rank])} ({offer.get('tensors')}) differ "
+                    f"from {self._peers.names([0])}'s "
                     f"({offers[0].get('tensors')}); all workers must have the same tensors"
                 )
         common_kernel(samples, required=self._equal_bits)

@@ -207,7 +207,7 @@ class Sums:
 
         def hangs() -> str:
             missing = sorted({w for bucket in buckets for w in self._rounds.missing(bucket)})
-            return f"; missing: {', '.join(f'worker {rank}' for rank in missing) or 'none'}"
+            return f"; missing: {self._peers.names(missing) or 'none'}"
 
         self._peers.monitor.wait_for(
             has_come, f"the sum of iteration {iteration} did not arrive", hangs=hangs

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import BuildArguments, PlanePart, low_rank_of
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.carrier import HostCarrier, HostRequests
 from poseidon.exchange.host.contributions import HostTree
-from poseidon.exchange.host.group import HostGroup, WorkerPlace
+from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import FlatPiece, cut
 from poseidon.exchange.job_control import JobControl, LinksDelivery
 from poseidon.exchange.kinds import ExchangeKind, Scheme
@@ -69,7 +70,7 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
     """
     job, tensors, network = arguments.job, arguments.tensors, arguments.job.network
     tree = _tree(job)
-    group = HostGroup(_host(job, tree), tensors)
+    group = _group(job, tree, tensors)
     with _refusing(group, network.rank):
         all_squares = _all_squares(job, group)
         built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
@@ -104,7 +105,7 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
     """
     job, network = arguments.job, arguments.job.network
     every = [trained for part in arguments.planes for trained in part.tensors]
-    group = HostGroup(_host(job, HostTree.mean(job.local_workers)), every)
+    group = _group(job, HostTree.mean(job.local_workers), every)
     group.share((), frozenset(), every[0].tensor).close()
     all_squares = _all_squares(job, group)
     with _refusing(group, network.rank):
@@ -167,16 +168,16 @@ def _ending(exchange: Exchange) -> Iterator[None]:
         raise
 
 
-def _host(job: Membership, tree: HostTree) -> WorkerPlace:
+def _group(job: Membership, tree: HostTree, tensors: Sequence[Trained]) -> HostGroup:
     network = replace(
-        job.network, rank=job.local_rank, size=job.local_workers, host="127.0.0.1", keys=None
+        job.network,
+        rank=job.local_rank,
+        size=job.local_workers,
+        ranks=job.host_ranks,
+        host="127.0.0.1",
+        keys=None,
     )
-    return WorkerPlace(
-        address=job.local_address,
-        network=network,
-        first=job.host_ranks.start,
-        tree=tree,
-    )
+    return HostGroup(job.local_address, network, tree, tensors)
 
 
 def _tree(job: Membership) -> HostTree:

@@ -219,7 +219,9 @@ def through_server(
         layout: what the tables hold. Tensors elsewhere travel as factors, unless by all-reduce.
     """
     member, settings = arguments.member, arguments.settings
-    of_plane = JobControl(ShardDelivery(client, whole=False), root=client.host == 0)
+    of_plane = JobControl(
+        ShardDelivery(client, whole=False), root=client.host == 0, ranks=member.network.ranks
+    )
     by_allreduce = arguments.own.plan.of(Scheme.ALLREDUCE)
     by_factors = sorted(layout.elsewhere - set(by_allreduce))
     norms = SharedNorm(client, ["factors"] * bool(by_factors) + ["all-reduce"] * bool(by_allreduce))
@@ -326,7 +328,7 @@ def build_allreduce(arguments: BuildArguments) -> Built:
         dict(enumerate(part.tensors)),
         arguments.settings,
         peers=members,
-        control=JobControl(of_plane, root=members.rank == 0),
+        control=JobControl(of_plane, root=members.rank == 0, ranks=member.network.ranks),
         workers=member.placed,
         delivery=delivery,
         equal_bits=member.equal_bits,

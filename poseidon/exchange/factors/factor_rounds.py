@@ -245,7 +245,7 @@ class FactorPeers:
         """
 
         def hangs() -> str:
-            lagging = ", ".join(f"worker {rank}" for rank in self.session.lagging(table))
+            lagging = self.peers.names(self.session.lagging(table))
             return f"; missing: {lagging or 'none, they are not applied'}"
 
         return self.monitor.wait_for(question, otherwise, hangs=hangs)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -42,27 +41,13 @@ from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlace:
-    """The place of one worker among the workers of its host.
-
-    Args:
-        address: path of their sockets; see `HostLinks`.
-        network: this worker's local rank, and the number of workers.
-        first: the rank in the job of local rank 0.
-        tree: how their parts are added.
-    """
-
-    address: str
-    network: Network
-    first: int
-    tree: HostTree
-
-
 class HostGroup:
     """The connections and the memory of one worker. All workers of the host make it together.
 
     Args:
+        address: path of their sockets; see `HostLinks`.
+        network: this worker's local rank, and the number of workers.
+        tree: how their parts are added.
         tensors: the same on all workers.
 
     Raises:
@@ -71,17 +56,17 @@ class HostGroup:
         TransportError: memory or sockets cannot be made.
     """
 
-    def __init__(self, host: WorkerPlace, tensors: Sequence[Trained]) -> None:
-        self.rank, self.size = host.network.rank, host.network.size
-        self.first, self.tree = host.first, host.tree
+    def __init__(
+        self, address: str, network: Network, tree: HostTree, tensors: Sequence[Trained]
+    ) -> None:
+        self.rank, self.size, self.tree = network.rank, network.size, tree
+        self.first = network.rank_of(0)
         self.others = [rank for rank in range(self.size) if rank != self.rank]
 
         def make(monitor: Monitor, receive: Callable[[int, Frames], None]) -> HostLinks:
-            return HostLinks(
-                host.address, host.network, host.first, monitor=monitor, receive=receive
-            )
+            return HostLinks(address, network, monitor=monitor, receive=receive)
 
-        self.peers: Peers[HostLinks] = Peers(host.network, make)
+        self.peers: Peers[HostLinks] = Peers(network, make)
         self.links, self.monitor = self.peers.links, self.peers.monitor
         self._squares: dict[int, dict[int, list[float]]] = {}
         self._norms = 0
@@ -100,7 +85,7 @@ class HostGroup:
                     )
         except Exception as error:
             self.links.refuse(as_server_error(error, "the workers of this machine did not meet"))
-            host.network.interruption.check()
+            network.interruption.check()
             raise
 
     def share(

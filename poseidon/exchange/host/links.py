@@ -46,7 +46,6 @@ class HostLinks:
         address: path of the sockets, in a folder that only this user can enter; the same for all
             workers of the host, and of no other job. The folder is made if it does not exist.
         network: the place of this worker among those of its host.
-        first: the rank in the job of the host's first worker, for messages.
         monitor: guards what is to be sent and what `receive` changes; it fails with the
             connections.
         receive: takes each message of another worker, by its local rank, under the monitor.
@@ -61,18 +60,17 @@ class HostLinks:
         self,
         address: str,
         network: Network,
-        first: int,
         *,
         monitor: Monitor,
         receive: Callable[[int, Frames], None],
     ) -> None:
+        self.name = network.name
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         self.left: set[int] = set()
         self.gone: set[int] = set()
         self._leaves = False
         self._address = address
         self._network = network
-        self._first = first
         self._monitor = monitor
         self._receive = receive
         self._streams: dict[int, socket.socket] = {}
@@ -85,10 +83,6 @@ class HostLinks:
         self._thread = threading.Thread(
             target=self._run, name=f"host-links-{network.rank}", daemon=True
         )
-
-    def name(self, local_rank: int) -> str:
-        """Return the name of a worker of this host in messages."""
-        return f"worker {self._first + local_rank}"
 
     # The handshake.
 

@@ -110,6 +110,7 @@ def test_a_plane_has_one_worker_of_each_host(
         for host, rank in enumerate(ranks):
             plane = job[rank].of_plane
             assert (plane.network.rank, plane.network.size) == (host, len(hosts))
+            assert plane.network.name(host) == f"worker {rank}"
             assert (plane.hosts, plane.local_address, plane.local_workers) == ((), "", 1)
             keys, whole = plane.network.keys, job[rank].network.keys
             assert keys is not None

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,16 @@ import torch
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import Kernel
+from poseidon.exchange.job_control import AloneDelivery, JobControl
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
-from poseidon.exchange.replicas import Arithmetic, ReplicaCheck, arithmetic_sample, common_kernel
+from poseidon.exchange.replicas import (
+    Arithmetic,
+    ReplicaCheck,
+    arithmetic_sample,
+    common_kernel,
+    introduce,
+)
+from ps_server import Collection as JobCollection
 from ps_server import NewtonSchulz, Rule, RuleKind
 from ps_server.json_fields import value_of
 
@@ -86,9 +94,11 @@ def test_a_processor_without_fused_multiply_add_makes_all_use_the_portable_kerne
     assert common_kernel([plain, old, plain], required=True) is Kernel.PORTABLE
 
 
-def arithmetic(name: str, fused: str | None, portable: str, rules: str = "r") -> Arithmetic:
+def arithmetic(
+    name: str, fused: str | None, portable: str, rules: str = "r", rank: int = 0
+) -> Arithmetic:
     products = {"portable": portable} if fused is None else {"fused": fused, "portable": portable}
-    return Arithmetic(processor=name, rules=rules, products=products)
+    return Arithmetic(processor=name, rules=rules, products=products, rank=rank)
 
 
 def test_where_they_are_mended_all_use_a_kernel_that_each_has() -> None:
@@ -105,17 +115,27 @@ def test_where_one_has_no_onednn_all_use_the_portable_kernel() -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [arithmetic("Old", "3", "4"), arithmetic("Old", "1", "2", rules="s")],
+    [arithmetic("Old", "3", "4", rank=3), arithmetic("Old", "1", "2", rules="s", rank=3)],
     ids=["products", "rules"],
 )
 def test_processors_with_nothing_in_common_are_named(
     odd: Arithmetic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = [arithmetic("New", "1", "2"), odd, arithmetic("New", "1", "2")]
-    with pytest.raises(JobError, match=r"^workers 0 and 2 \(New\) and worker 1 \(Old\) compute"):
+    said = [arithmetic("New", "1", "2", rank=1), odd, arithmetic("New", "1", "2", rank=5)]
+    with pytest.raises(JobError, match=r"^workers 1 and 5 \(New\) and worker 3 \(Old\) compute"):
         common_kernel(said, required=True)
     assert common_kernel(said, required=False) is Kernel.FUSED
-    assert "worker 1 (Old) compute different bits" in caplog.text
+    assert "worker 3 (Old) compute different bits" in caplog.text
+
+
+def test_workers_of_a_plane_are_known_by_their_ranks_in_the_job() -> None:
+    class Plane(AloneDelivery):
+        def gather(self, payload: bytes, to: Container[int] | None = None) -> JobCollection:
+            return JobCollection(lambda: (payload,) * 2, lambda: (payload,) * 2)
+
+    tensors = [Trained(name="w", tensor=torch.zeros(2))]
+    _, samples = introduce(JobControl(Plane(), root=True, ranks=(1, 4)), tensors, {})
+    assert [sample.rank for sample in samples] == [1, 4]
 
 
 class Collection:

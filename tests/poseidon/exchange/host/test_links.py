@@ -38,10 +38,16 @@ class End:
     """One worker's connections, and what has come."""
 
     def __init__(self, address: str, rank: int, size: int, *, token: bytes = b"", **of: float):
-        network = Network(rank=rank, size=size, token=token, timeout_s=of.get("timeout_s", 20.0))
+        network = Network(
+            rank=rank,
+            size=size,
+            ranks=range(4, 4 + size),
+            token=token,
+            timeout_s=of.get("timeout_s", 20.0),
+        )
         self.monitor = network.new_monitor(closed="closed", hangs="")
         self.came: list[tuple[int, bytes]] = []
-        self.links = HostLinks(address, network, 4, monitor=self.monitor, receive=self._receive)
+        self.links = HostLinks(address, network, monitor=self.monitor, receive=self._receive)
         self.file = -1
 
     def _receive(self, sender: int, frames: Frames) -> None:
