@@ -136,7 +136,7 @@ class Client:
         self._monitor = network.new_monitor(
             closed="the client is closed", hangs=": a worker or a shard hangs"
         )
-        self._placement = _own_chunks(memory_for or store, self._session.seat.local)
+        self._placement = _own_chunks(memory_for or store, self._session.seat.local_rank)
         self._offered = False
         self._pending: tuple[SignalKind, ...] = ()
         self._pump = Pump(

@@ -13,7 +13,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from ps_server.errors import SpecError
 from ps_server.network import Network
-from ps_server.protocol.seats import HostPlace, seats_of
+from ps_server.protocol.seats import Seat, seats_of
 from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -70,14 +70,14 @@ class Membership:
             raise SpecError(f"shards is {self.shards}; expected 0 or more")
 
     @property
-    def host_place(self) -> HostPlace:
-        """The place of this worker on its host."""
-        return HostPlace.of(self.network.rank, self.network.size, self.hosts)
+    def seat(self) -> Seat:
+        """The seat of this worker."""
+        return seats_of(self.hosts, self.network.size).of(self.network.rank)
 
     @property
     def host(self) -> int:
         """The number of this worker's host among the hosts with workers."""
-        return self.host_place.host
+        return self.seat.host
 
     @property
     def host_count(self) -> int:
@@ -87,12 +87,12 @@ class Membership:
     @property
     def local_rank(self) -> int:
         """The rank of this worker among the workers of its host."""
-        return self.host_place.local_rank
+        return self.seat.local_rank
 
     @property
     def local_workers(self) -> int:
         """The number of workers on this host."""
-        return self.host_place.local_workers
+        return self.seat.local_workers
 
     @property
     def host_ranks(self) -> range:

@@ -22,7 +22,7 @@ from poseidon.caffe.layers.registry import known_types
 from poseidon.caffe.net.params import derive_seed
 from poseidon.engine.this_process import compute_as_everywhere, current_context, this_worker
 from poseidon.errors import UsageError, counted
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import Seat
 from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -193,7 +193,7 @@ def context_of(phase: int, seed: int, *, rank: int, workers: int) -> LayerContex
         seed=seed,
         rank=rank,
         workers=workers,
-        place=HostPlace(host=0, local_rank=rank, local_workers=workers, host_count=1),
+        seat=Seat(local_rank=rank, local_workers=workers),
         device=MODE.device,
     )
 

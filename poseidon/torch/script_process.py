@@ -155,14 +155,14 @@ def torchrun_variables(document: ScriptDocument, master: str) -> Mapping[str, st
         master: HOST:PORT on the host of worker 0, where nothing listens.
     """
     address, _, port = master.rpartition(":")
-    place = document.member.host_place
+    seat = document.member.seat
     values: dict[str, object] = {
         "RANK": document.rank,
         "WORLD_SIZE": document.workers,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_workers,
-        "GROUP_RANK": place.host,
-        "GROUP_WORLD_SIZE": place.host_count,
+        "LOCAL_RANK": seat.local_rank,
+        "LOCAL_WORLD_SIZE": seat.local_workers,
+        "GROUP_RANK": seat.host,
+        "GROUP_WORLD_SIZE": seat.host_count,
         "ROLE_NAME": "default",
         "ROLE_RANK": document.rank,
         "ROLE_WORLD_SIZE": document.workers,

@@ -67,7 +67,7 @@ class WorkerNorm:
         """Return whether shard 0 may pass rank 0's total of an iteration on to this worker,
         whose clock is `now`.
         """
-        passes_on = self._seat.local in self._planes and self._rank != 0 and shard == 0
+        passes_on = self._seat.local_rank in self._planes and self._rank != 0 and shard == 0
         return passes_on and now - 1 <= clock <= now and clock not in self._totals
 
     def add_outside(self, clock: int, squares: Sequence[float]) -> list[tuple[int, m.ToShard]]:
@@ -79,12 +79,12 @@ class WorkerNorm:
         Raises:
             LocalProtocolError: this worker is not on host 0, or its plane applies none.
         """
-        if self._seat.host != 0 or self._seat.local not in self._planes:
+        if self._seat.host != 0 or self._seat.local_rank not in self._planes:
             raise LocalProtocolError(
                 f"worker {self._rank} adds to the norm; only workers of host 0 may, in the planes "
                 f"{sorted(self._planes)} (outside_norm)"
             )
-        norm = m.OutsideNorm(self._seat.local, clock, tuple(squares))
+        norm = m.OutsideNorm(self._seat.local_rank, clock, tuple(squares))
         return self.put_outside(norm) if self._rank == 0 else [(0, norm)]
 
     def put_outside(self, norm: m.OutsideNorm) -> list[tuple[int, m.ToShard]]:

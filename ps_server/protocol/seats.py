@@ -8,7 +8,6 @@ workers. Each table belongs to one plane: to the store, the worker of that plane
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -18,10 +17,14 @@ from ps_server.errors import SpecError
 class Seat(NamedTuple):
     """The seat of a worker."""
 
-    host: int
-    """The number of its host."""
-    local: int
+    host: int = 0
+    """The number of its host among the hosts with workers."""
+    local_rank: int = 0
     """Its place among the workers of the host."""
+    local_workers: int = 1
+    """The workers of the host."""
+    host_count: int = 1
+    """The hosts with workers."""
 
 
 class Seats:
@@ -33,12 +36,14 @@ class Seats:
 
     def __init__(self, hosts: Sequence[int]) -> None:
         self._of_rank = tuple(
-            Seat(host, local) for host, count in enumerate(hosts) for local in range(count)
+            Seat(host, local_rank, count, len(hosts))
+            for host, count in enumerate(hosts)
+            for local_rank in range(count)
         )
-        self._rank_of = {seat: rank for rank, seat in enumerate(self._of_rank)}
+        self._rank_of = {seat[:2]: rank for rank, seat in enumerate(self._of_rank)}
         self._members: list[list[int]] = [[] for _ in range(max(hosts))]
         for rank, seat in enumerate(self._of_rank):
-            self._members[seat.local].append(rank)
+            self._members[seat.local_rank].append(rank)
 
     def of(self, rank: int) -> Seat:
         """Return the seat of a worker."""
@@ -50,7 +55,7 @@ class Seats:
         Raises:
             SpecError: there is none.
         """
-        rank = self._rank_of.get(Seat(host, local))
+        rank = self._rank_of.get((host, local))
         if rank is None:
             raise SpecError(f"host {host} has no worker with local rank {local}")
         return rank
@@ -64,33 +69,3 @@ class Seats:
 def seats_of(hosts: tuple[int, ...], workers: int) -> Seats:
     """Return the seats of so many workers; without hosts, each has its own."""
     return Seats(hosts or (1,) * workers)
-
-
-@dataclass(frozen=True, slots=True)
-class HostPlace:
-    """The place of a worker among the workers of its host.
-
-    Args:
-        host: the number of its host among the hosts with workers.
-        local_rank: of the worker, 0..local_workers-1.
-        local_workers: workers on that host.
-        host_count: hosts with workers.
-    """
-
-    host: int
-    local_rank: int
-    local_workers: int
-    host_count: int
-
-    @classmethod
-    def of(cls, rank: int, workers: int, hosts: Sequence[int]) -> HostPlace:
-        """Return the place of a worker.
-
-        Args:
-            rank: 0..workers-1.
-            workers: in the job.
-            hosts: workers of each host, in the order of ranks; empty: one each.
-        """
-        assert rank < workers == (sum(hosts) if hosts else workers), (rank, workers, hosts)
-        seat = seats_of(tuple(hosts), workers).of(rank)
-        return cls(*seat, hosts[seat.host] if hosts else 1, len(hosts) or workers)

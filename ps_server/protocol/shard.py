@@ -333,7 +333,7 @@ class Shard:
     def _outside_norm(self, rank: int, norm: m.OutsideNorm) -> Iterator[Outgoing]:
         assert self._store is not None
         seat = self._store.seat(rank)
-        if self.index != 0 or rank == 0 or seat.host != 0 or seat.local != norm.plane:
+        if self.index != 0 or rank == 0 or seat.host != 0 or seat.local_rank != norm.plane:
             raise RemoteProtocolError(
                 f"worker {rank} adds to the norm for plane {norm.plane}; only workers of host 0 "
                 "may, for their own planes, on shard 0"
@@ -466,7 +466,7 @@ class Shard:
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
         assert self._store is not None
-        plane = self._store.seat(rank).local
+        plane = self._store.seat(rank).local_rank
         if plane >= self._store.planes:
             raise RemoteProtocolError(
                 f"worker {rank} ends iteration {tick.clock}, and no table is of its plane {plane}"

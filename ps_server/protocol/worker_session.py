@@ -100,13 +100,13 @@ class Session:
         self.rank = rank
         self.seat = store.seat(rank)
         self.own_tables = tuple(
-            table for table, spec in enumerate(store.tables) if spec.plane == self.seat.local
+            table for table, spec in enumerate(store.tables) if spec.plane == self.seat.local_rank
         )
         """The tables of this worker's plane."""
         self.store = store
         self.clock = store.start_clock
         self.signals = WorkerSignals(rank)
-        members = len(store.members(self.seat.local))
+        members = len(store.members(self.seat.local_rank))
         self.collections = {
             True: WorkerCollections(store.workers),
             False: WorkerCollections(members, whole=False),
@@ -152,10 +152,10 @@ class Session:
             LocalProtocolError: it is another plane's.
         """
         spec = self.store.tables[table]
-        if spec.plane != self.seat.local:
+        if spec.plane != self.seat.local_rank:
             raise LocalProtocolError(
                 f"table '{spec.name}' belongs to plane {spec.plane}; worker {self.rank} pushes and "
-                f"reads tables of plane {self.seat.local} only"
+                f"reads tables of plane {self.seat.local_rank} only"
             )
         return spec
 

@@ -15,10 +15,10 @@ from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.sources import ReadingSource
 from poseidon.caffe.proto.caffe_pb2 import DataParameter, LayerParameter
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import Seat, seats_of
 
 BACKENDS = tuple(Backend)
-SECOND_OF_TWO = HostPlace.of(1, 2, ())
+SECOND_OF_TWO = Seat(host=1, host_count=2)
 """The place of the second of two clients."""
 
 
@@ -53,7 +53,7 @@ def worker_share(
     phase: int, rank: int, workers: int, batch: int, *, clients: int = 1, shared: bool = True
 ) -> Share:
     """Return the share that a layer of worker `rank` reads, with as many workers on each client."""
-    place = HostPlace.of(rank, workers, (workers // clients,) * clients)
-    context = LayerContext(phase=phase, seed=0, rank=rank, workers=workers, place=place)
+    place = seats_of((workers // clients,) * clients, workers).of(rank)
+    context = LayerContext(phase=phase, seed=0, rank=rank, workers=workers, seat=place)
     block = DataParameter(shared_file_system=shared)
     return ReadingSource(LayerParameter(), context).share(block, batch)

@@ -15,7 +15,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import seats_of
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.exchange_contract import Make
 
@@ -27,7 +27,7 @@ def member_on(rank: int, hosts: Sequence[int], folder: str | Path, **kwargs: Any
         folder: where the workers of a host meet.
         kwargs: other fields of `Membership`.
     """
-    host = HostPlace.of(rank, sum(hosts), hosts).host
+    host = seats_of(tuple(hosts), sum(hosts)).of(rank).host
     folder_of_host = Path(folder) / str(host)
     folder_of_host.mkdir(exist_ok=True)
     shares = max(hosts) > 1

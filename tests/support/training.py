@@ -35,7 +35,7 @@ from poseidon.exchange.replicas import NO_CHECK
 from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
 from ps_server.network import Network
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import Seat
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
@@ -245,7 +245,7 @@ def _run_worker(
         seed=settings.random_seed or 1,
         rank=rank,
         workers=job.workers,
-        place=HostPlace.of(rank, job.workers, ()),
+        seat=Seat(host=rank, host_count=job.workers),
         autocast=TYPES.get(job.compute.precision),
         channels_last=job.compute.channels_last,
     )

@@ -52,7 +52,7 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import OnNan, TrainRequest
 from poseidon.launcher.site import FileSet, Site
 from ps_server.json_fields import fields_of
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import seats_of
 
 _PATHS = ("source", "mean_file")
 _SHARED = "shared_file_system"
@@ -139,7 +139,7 @@ class TrainingJob(Job):
             seed=self._seed,
             rank=self.virtual_workers.of(role.rank).start,
             workers=self.virtual_workers.count,
-            place=HostPlace.of(role.rank, self.plan.worker_count, self.plan.workers_by_host),
+            seat=seats_of(self.plan.workers_by_host, self.plan.worker_count).of(role.rank),
         )
 
     def usual_virtual_workers(self, plan: JobPlan) -> int:

@@ -29,14 +29,14 @@ from poseidon.caffe.proto.caffe_pb2 import (
     LayerParameter,
 )
 from poseidon.errors import PoseidonError, counted
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import Seat
 
 Shape = tuple[int, ...]
 Counts = tuple[int, int | None]
 # Caffe counts the values of a blob with an int.
 LARGEST_BLOB = 2**31 - 1
+ALONE = Seat()
 CPU = torch.device("cpu")
-ALONE = HostPlace.of(0, 1, ())
 
 
 class LayerError(PoseidonError):
@@ -66,7 +66,7 @@ class LayerContext:
         phase: `caffe_pb2.TRAIN` or `caffe_pb2.TEST`.
         seed: the random seed of the job. Initial weights depend on it alone.
         rank: the rank of this worker among `workers`; of a virtual worker its number.
-        place: of this worker among the workers of its host, which is a client.
+        seat: of this worker among the workers of its host, which is a client.
         device: the device of parameters and blobs.
         autocast: the type of 16 bits in which layers that can compute; None: float32.
         channels_last: whether convolutions get images with channels last in memory.
@@ -77,7 +77,7 @@ class LayerContext:
     seed: int
     rank: int = 0
     workers: int = 1
-    place: HostPlace = ALONE
+    seat: Seat = ALONE
     device: torch.device = CPU
     autocast: torch.dtype | None = None
     channels_last: bool = False

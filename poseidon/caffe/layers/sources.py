@@ -87,16 +87,16 @@ class ReadingSource(Source):
 
     def share(self, block: SourceBlock, batch: int) -> Share:
         """Return the share of the records that this worker reads, in batches of `batch`."""
-        context, place = self.context, self.context.place
+        context, seat = self.context, self.context.seat
         together = batch if context.phase == TEST else 1
         if block.shared_file_system:
             return Share(first=context.rank, step=context.workers, block=together)
         return Share(
-            first=place.local_rank,
-            step=place.local_workers,
+            first=seat.local_rank,
+            step=seat.local_workers,
             block=together,
-            client=place.host,
-            clients=place.host_count,
+            client=seat.host,
+            clients=seat.host_count,
         )
 
     def source(self, block: SourceBlock) -> Path:
@@ -112,13 +112,13 @@ class ReadingSource(Source):
         source = context.resolve(block.source)
         if not block.shared_file_system and not source.exists():
             # A host with its part only: search for the part to find the folder.
-            part = context.resolve(str(part_path(Path(block.source), context.place.host)))
+            part = context.resolve(str(part_path(Path(block.source), context.seat.host)))
             source = part.with_name(source.name) if part.exists() else source
         return source_for(
             source,
             shared_file_system=block.shared_file_system,
-            client=context.place.host,
-            clients=context.place.host_count,
+            client=context.seat.host,
+            clients=context.seat.host_count,
         )
 
     def channel_mean(self) -> NDArray[np.float32] | None:

@@ -332,7 +332,7 @@ def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerCo
         seed=seed,
         rank=document.rank,
         workers=document.workers,
-        place=document.member.host_place,
+        seat=document.member.seat,
         device=torch.device(document.device),
         autocast=TYPES.get(document.precision),
         channels_last=document.channels_last,

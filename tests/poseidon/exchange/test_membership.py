@@ -12,7 +12,7 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.keys import JobKeys
 from ps_server.network import Network
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import Seat
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 AUTO = ExchangeOptions(kind=ExchangeKind.AUTO)
@@ -43,7 +43,7 @@ def members(
 
 def test_a_process_by_itself_is_one_host() -> None:
     one = Membership()
-    assert one.host_place == HostPlace(host=0, local_rank=0, local_workers=1, host_count=1)
+    assert one.seat == Seat()
     assert (one.planes, one.shares_hosts, one.averages, one.alone) == (1, False, True, True)
     assert one.of_plane == one
 
@@ -68,7 +68,7 @@ def test_ranks_go_host_by_host(
 
 def test_without_hosts_each_worker_has_one() -> None:
     member = Membership(network=Network(rank=2, size=4))
-    assert member.host_place == HostPlace(host=2, local_rank=0, local_workers=1, host_count=4)
+    assert member.seat == Seat(host=2, host_count=4)
 
 
 @pytest.mark.parametrize(

@@ -290,8 +290,8 @@ class _Training:
         self._begin = worker.session.clock
         self._rank = worker.rank
         self._seat = worker.session.seat
-        self._follows_rank_0 = self._seat.local == 0 or self._settings.row_table is not None
-        self._outside = self._seat.local in self._store.outside_norm
+        self._follows_rank_0 = self._seat.local_rank == 0 or self._settings.row_table is not None
+        self._outside = self._seat.local_rank in self._store.outside_norm
         self._tables = [t for t in worker.session.own_tables if not self._is_copy(t)]
         self._values = [np.zeros(spec.size, np.float32) for spec in self._store.tables]
         self._rows = np.zeros(0, np.float32)
@@ -341,7 +341,7 @@ class _Training:
             raise Violation(f"worker {self._rank} has other bits in iteration {clock}")
 
     def _check_counts(self, clock: int, bound: int) -> None:
-        others = self._store.members(self._seat.local)
+        others = self._store.members(self._seat.local_rank)
         for table in self._tables:
             counts = self._values[table].reshape(-1, len(others))
             for host, other in enumerate(others):
@@ -429,7 +429,7 @@ class _Training:
                 )
 
     def _gather(self, iteration: int) -> Waits:
-        members = self._store.members(self._seat.local)
+        members = self._store.members(self._seat.local_rank)
         for whole, ranks in ((False, members), (True, range(self._store.workers))):
             own = b"%d of %d" % (iteration, self._rank)
             found = yield from self._worker.gather(own, whole=whole)

@@ -335,7 +335,7 @@ def test_each_worker_knows_the_workers_of_all_hosts(
     uneven._threads_of = {}
     documents = [uneven.document(role, start) for role in uneven.plan.workers]
     assert {one.member.hosts for one in documents} == {(2, 1)}
-    places = [one.member.host_place for one in documents]
+    places = [one.member.seat for one in documents]
     assert [(place.host, place.local_rank, place.local_workers) for place in places] == [
         (0, 0, 2),
         (0, 1, 2),

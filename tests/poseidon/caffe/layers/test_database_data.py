@@ -31,7 +31,7 @@ from poseidon.caffe.proto.caffe_pb2 import (
     NetState,
 )
 from poseidon.errors import DataError, DefinitionError, PoseidonError
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import Seat
 from tests.support.databases import SECOND_OF_TWO, make_database, make_pictures, picture
 from tests.support.nets import build, definition, inputs, layer, noise
 
@@ -125,10 +125,10 @@ def test_workers_of_a_shared_database_stride(tmp_path: Path) -> None:
     labels = []
     for rank in range(2):
         place, body = (
-            HostPlace.of(rank, 2, ()),
+            Seat(host=rank, host_count=2),
             "batch_size: 2 backend: LMDB shared_file_system: true",
         )
-        compiled = net(tmp_path, body, rank=rank, workers=2, place=place)
+        compiled = net(tmp_path, body, rank=rank, workers=2, seat=place)
         labels.append(compiled()["label"].tolist())
         compiled.close()
     assert labels == [[0, 2], [1, 3]]
@@ -137,7 +137,7 @@ def test_workers_of_a_shared_database_stride(tmp_path: Path) -> None:
 def test_clients_open_their_own_parts(tmp_path: Path) -> None:
     write(tmp_path / "db_0")
     write(tmp_path / "db_1", start=50)
-    compiled = net(tmp_path, "batch_size: 2 backend: LMDB", place=SECOND_OF_TWO, rank=1, workers=2)
+    compiled = net(tmp_path, "batch_size: 2 backend: LMDB", seat=SECOND_OF_TWO, rank=1, workers=2)
     assert compiled()["label"].tolist() == [50, 51]
     compiled.close()
 
@@ -150,7 +150,7 @@ def test_a_part_alone_decides_which_folder_is_meant(
     text = layer(
         "Data", "", "data label", 'data_param { source: "db" batch_size: 2 backend: LMDB }'
     )
-    context = LayerContext(phase=TRAIN, seed=1, place=SECOND_OF_TWO)
+    context = LayerContext(phase=TRAIN, seed=1, seat=SECOND_OF_TWO)
     compiled = compile_net(definition(text), context, state=NetState(phase=TRAIN))
     assert compiled()["label"].tolist() == [50, 51]
     compiled.close()

@@ -105,7 +105,7 @@ def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
     assert both == [[0, 2], [1, 3]]
     (folder / "list_0").write_text("2.png 2\n")
     (folder / "list_1").write_text("3.png 3\n")
-    part = net(folder, f"batch_size: 1 {size}", place=SECOND_OF_TWO, rank=1, workers=2)
+    part = net(folder, f"batch_size: 1 {size}", seat=SECOND_OF_TWO, rank=1, workers=2)
     assert labels(part, 1) == [3]
 
 

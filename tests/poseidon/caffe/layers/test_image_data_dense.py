@@ -173,7 +173,7 @@ def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
     assert both == [[0, 2], [1, 3]]
     (folder / "list_1").write_text("3.png 3_label.png\n")
     (folder / "list_0").write_text("2.png 2_label.png\n")
-    assert firsts(net(folder, "batch_size: 1", place=SECOND_OF_TWO, rank=1, workers=2), 1) == [3]
+    assert firsts(net(folder, "batch_size: 1", seat=SECOND_OF_TWO, rank=1, workers=2), 1) == [3]
 
 
 def test_order_and_start(folder: Path) -> None:

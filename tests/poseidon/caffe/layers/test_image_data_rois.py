@@ -103,7 +103,7 @@ def test_workers_share_the_images_or_have_parts(folder: Path) -> None:
     part = net(
         folder,
         f'scale: 0 shuffle: false root_folder: "{folder}/"',
-        place=SECOND_OF_TWO,
+        seat=SECOND_OF_TWO,
         rank=1,
         workers=2,
     )

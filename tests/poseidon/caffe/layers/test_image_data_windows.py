@@ -14,7 +14,7 @@ from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.blob import from_array
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DefinitionError
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import Seat
 from tests.support.nets import definition, layer
 
 
@@ -82,7 +82,7 @@ def test_a_client_may_have_a_window_file_of_its_own(folder: Path) -> None:
     (folder / "windows").rename(folder / "windows_0")
     text = f'window_data_param {{ source: "{folder}/windows" root_folder: "{folder}/" batch_size: 1 }} '
     text = layer("WindowData", "", "data label", text + "transform_param { crop_size: 8 }")
-    context = LayerContext(phase=TRAIN, seed=1, place=HostPlace.of(0, 2, ()), workers=2)
+    context = LayerContext(phase=TRAIN, seed=1, seat=Seat(host_count=2), workers=2)
     compile_net(definition(text), context, state=NetState(phase=TRAIN)).close()
 
 
