@@ -27,6 +27,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,7 @@ class Reporter:
     def report_statistics(self) -> None:
         """Report what the shard has done so far."""
         if self._rounds is not None:
-            statistics = self._rounds.statistics().as_fields()
+            statistics = asdict(self._rounds.statistics())
             stalled_s = round(self._stall.stalled_s, 3)
             self.report("statistics", **statistics, sending_s=sending_s(), stalled_s=stalled_s)
 

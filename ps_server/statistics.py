@@ -7,8 +7,8 @@ Law: all numbers count from the start of the process and only grow, except the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,3 @@ class ShardStatistics:
     peak_bytes: int = 0
     refused: int = 0
     dropped: int = 0
-
-    def as_fields(self) -> Mapping[str, object]:
-        """Return the fields for a JSON document."""
-        return asdict(self)

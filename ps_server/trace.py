@@ -86,36 +86,22 @@ class Tracer(Protocol):
             ended_ns: `now` at its end; this moment when not given.
             facts: shown when the span is selected.
         """
+        return
 
     def count(self, name: str, **values: int | float) -> None:
         """Record that a counter has these values from now on."""
+        return
 
     def close(self) -> None:
         """Write what is left. Safe to call twice."""
+        return
 
 
-class NoTrace:
+class NoTrace(Tracer):
     """The `Tracer` of a job that is not traced: does nothing."""
 
     def now(self) -> int:
         return 0
-
-    def span(
-        self,
-        track: Track,
-        kind: str,
-        name: str,
-        began_ns: int,
-        ended_ns: int | None = None,
-        **facts: int | float | str,
-    ) -> None:
-        pass
-
-    def count(self, name: str, **values: int | float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 NO_TRACE = NoTrace()

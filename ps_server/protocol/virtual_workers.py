@@ -59,9 +59,10 @@ class VirtualWorkers:
             )
 
     @classmethod
+    @cache
     def one_each(cls, processes: int) -> VirtualWorkers:
         """Return one virtual worker for each process."""
-        return _one_each(processes)
+        return cls(tuple(range(processes + 1)))
 
     @classmethod
     def spread(cls, count: int, speeds: Sequence[float]) -> VirtualWorkers:
@@ -117,11 +118,6 @@ class VirtualWorkers:
         if leaves:
             return tuple(Node(v, v + 1) for v in own)
         return largest_nodes(self.count, own.start, own.stop)
-
-
-@cache
-def _one_each(processes: int) -> VirtualWorkers:
-    return VirtualWorkers(tuple(range(processes + 1)))
 
 
 @cache

@@ -79,37 +79,7 @@ def choose(offered: bytes, *, has_aes: bool) -> Suite:
 
 
 class _Direction:
-    """The key of one direction, and the number of its next packet."""
-
-    def __init__(self, suite: Suite, key: bytes, rekey_bytes: int) -> None:
-        self._suite = suite
-        self._rekey_bytes = rekey_bytes
-        self.number = 0
-        self._renew(key)
-
-    def _renew(self, key: bytes) -> None:
-        self.cipher = _CIPHERS[self._suite](key)
-        self._used = 0
-
-    def passed(self, sealed_bytes: int) -> None:
-        """Count a packet."""
-        self.number += 1
-        self._used += sealed_bytes
-        if self._used >= self._rekey_bytes:
-            self._renew(self._next_key)
-
-    @property
-    def _next_key(self) -> bytes:
-        return self.cipher.encrypt(_REKEY_NONCE, bytes(32), b"")[:32]
-
-    @property
-    def next_cipher(self) -> AESGCM | ChaCha20Poly1305:
-        """What follows this one once the key is replaced."""
-        return _CIPHERS[self._suite](self._next_key)
-
-
-class Sealer:
-    """Seals what this end sends.
+    """The key of one direction, and the number of its next packet.
 
     Args:
         suite: the agreed one.
@@ -118,12 +88,34 @@ class Sealer:
     """
 
     def __init__(self, suite: Suite, key: bytes, rekey_bytes: int = REKEY_BYTES) -> None:
-        self._direction = _Direction(suite, key, rekey_bytes)
+        self._suite = suite
+        self._rekey_bytes = rekey_bytes
+        self._number = 0
+        self._renew(key)
+
+    def _renew(self, key: bytes) -> None:
+        self._cipher = _CIPHERS[self._suite](key)
+        self._used = 0
+
+    def _passed(self, sealed_bytes: int) -> None:
+        """Count a packet."""
+        self._number += 1
+        self._used += sealed_bytes
+        if self._used >= self._rekey_bytes:
+            self._renew(self._next_key)
+
+    @property
+    def _next_key(self) -> bytes:
+        return self._cipher.encrypt(_REKEY_NONCE, bytes(32), b"")[:32]
+
+
+class Sealer(_Direction):
+    """Seals what this end sends."""
 
     @property
     def number(self) -> bytes:
         """The first part of the next packet."""
-        return _NUMBER.pack(self._direction.number)
+        return _NUMBER.pack(self._number)
 
     def seal(self, frames: Frames, take: Callable[[int], memoryview]) -> list[memoryview]:
         """Seal the next packet, and return its parts after the number.
@@ -134,35 +126,25 @@ class Sealer:
             frames: are not changed.
             take: returns memory of a size.
         """
-        direction = self._direction
         views = [memoryview(frame).cast("B") for frame in frames]
         large = [view for view in views if view.nbytes >= LARGE_BYTES]
-        bound = _BOUND.pack(direction.number, len(large) + 2)
+        bound = _BOUND.pack(self._number, len(large) + 2)
         parts = []
         for place, view in enumerate(large, 1):
             part = take(view.nbytes + TAG_BYTES)
-            nonce = _NONCE.pack(place, direction.number)
-            direction.cipher.encrypt_into(nonce, view, bound, part)
+            nonce = _NONCE.pack(place, self._number)
+            self._cipher.encrypt_into(nonce, view, bound, part)
             parts.append(part)
         lead = _lead(views, take)
-        nonce = _NONCE.pack(0, direction.number)
-        direction.cipher.encrypt_into(nonce, lead[:-TAG_BYTES], bound, lead)
+        nonce = _NONCE.pack(0, self._number)
+        self._cipher.encrypt_into(nonce, lead[:-TAG_BYTES], bound, lead)
         parts.append(lead)
-        direction.passed(sum(part.nbytes for part in parts))
+        self._passed(sum(part.nbytes for part in parts))
         return parts
 
 
-class Opener:
-    """Opens what the other end has sealed.
-
-    Args:
-        suite: the agreed one.
-        key: of this direction, 32 bytes.
-        rekey_bytes: after how many bytes the key is replaced.
-    """
-
-    def __init__(self, suite: Suite, key: bytes, rekey_bytes: int = REKEY_BYTES) -> None:
-        self._direction = _Direction(suite, key, rekey_bytes)
+class Opener(_Direction):
+    """Opens what the other end has sealed."""
 
     def open(self, parts: Sequence[memoryview]) -> list[Buffer]:
         """Open a packet in place, and return its frames: views of the parts.
@@ -174,16 +156,15 @@ class Opener:
             PacketsMissing: it was sealed by the other end, but earlier ones did not come.
             RemoteProtocolError: it was not, was changed, or came before. The parts are spoilt.
         """
-        direction = self._direction
         if not 2 <= len(parts) <= MOST_FRAMES + 2 or parts[0].nbytes != _NUMBER.size:
             raise RemoteProtocolError("a packet is not a sealed one")
         (number,) = _NUMBER.unpack(parts[0])
-        if number < direction.number:
+        if number < self._number:
             raise RemoteProtocolError(f"packet {number} has come before")
         bound = _BOUND.pack(number, len(parts))
-        if number > direction.number:
+        if number > self._number:
             self._check_later(parts[-1], _NONCE.pack(0, number), bound)
-            raise PacketsMissing(f"packet {direction.number} is missing")
+            raise PacketsMissing(f"packet {self._number} is missing")
         lead = self._open(parts[-1], _NONCE.pack(0, number), bound)
         large = [
             self._open(part, _NONCE.pack(place, number), bound)
@@ -193,7 +174,7 @@ class Opener:
             frames = _frames(lead, large)
         except (struct.error, StopIteration):
             raise RemoteProtocolError("a packet has other frames than its lead says") from None
-        direction.passed(sum(part.nbytes for part in parts[1:]))
+        self._passed(sum(part.nbytes for part in parts[1:]))
         return frames
 
     def _check_later(self, lead: memoryview, nonce: bytes, bound: bytes) -> None:
@@ -202,7 +183,7 @@ class Opener:
         Raises:
             RemoteProtocolError: it is not.
         """
-        for cipher in (self._direction.cipher, self._direction.next_cipher):
+        for cipher in (self._cipher, _CIPHERS[self._suite](self._next_key)):
             with contextlib.suppress(InvalidTag):
                 cipher.decrypt(nonce, lead, bound)
                 return
@@ -213,7 +194,7 @@ class Opener:
             raise RemoteProtocolError("a part of a packet is cut off")
         plain = part[:-TAG_BYTES]
         try:
-            self._direction.cipher.decrypt_into(nonce, part, bound, plain)
+            self._cipher.decrypt_into(nonce, part, bound, plain)
         except InvalidTag:
             raise RemoteProtocolError("a packet was not sealed by the other end") from None
         return plain

@@ -167,7 +167,7 @@ def test_no_trace_takes_the_same_calls() -> None:
     NO_TRACE.count("queue", messages=1)
     NO_TRACE.close()
     public = {name for name in vars(Trace) if not name.startswith("_")}
-    assert public == {name for name in vars(NoTrace) if not name.startswith("_")}
+    assert public == {name for name in dir(NoTrace) if not name.startswith("_")}
 
 
 def test_an_unwritable_file_is_said_at_once(tmp_path: Path) -> None:

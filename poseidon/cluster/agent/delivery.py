@@ -159,7 +159,10 @@ class _Delivery:
                 "do": "inspect",
                 "folders": list(folders),
                 "replace": replace,
-                "files": _file_fields(files),
+                "files": [
+                    {"path": file.remote, "size": file.size, "sha256": file.sha256}
+                    for file in files
+                ],
             },
         )
         places = tuple(
@@ -247,10 +250,6 @@ class _Inspection:
     files: tuple[_FileState, ...]
     needed_bytes: int
     free_bytes: int
-
-
-def _file_fields(files: Sequence[SentFile]) -> list[dict[str, object]]:
-    return [{"path": file.remote, "size": file.size, "sha256": file.sha256} for file in files]
 
 
 def _resumable_bytes(file: SentFile, arrived: int, sha256: str) -> int:

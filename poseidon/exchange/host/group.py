@@ -112,13 +112,19 @@ class HostGroup:
         with self.monitor:
             self.peers.send(to, kind, *numbers, payload=payload, priority=FIRST)
 
-    def check_left(self, owing: Callable[[int], bool]) -> None:
+    def check_left(self, owing: Callable[[int], bool], *, answers: bool = False) -> None:
         """Raise an error if a worker has left that still owes something. Under the monitor.
+
+        Args:
+            answers: whether it is an answer, which workers give after they have left.
 
         Raises:
             PeerLost: names it.
         """
-        self._check(self.links.left, owing, "has left before the end")
+        for rank in sorted(self.links.gone if answers else self.links.left):
+            if owing(rank):
+                how = "has gone" if answers else "has left before the end"
+                raise PeerLost(f"{self.links.name(rank)}, on this machine, {how}")
 
     def all_squares(self, own: Sequence[float]) -> float:
         """Return the exact sum of the squares of all workers of the host. All call it together."""
@@ -145,19 +151,6 @@ class HostGroup:
     def fail(self, error: ServerError) -> None:
         """End every wait here, and on the other workers of the host, with an error."""
         self.links.fail(error)
-
-    def check_gone(self, owing: Callable[[int], bool]) -> None:
-        """Raise an error if a worker has ended that still owes an answer. Under the monitor.
-
-        Raises:
-            PeerLost: names it.
-        """
-        self._check(self.links.gone, owing, "has gone")
-
-    def _check(self, ranks: set[int], owing: Callable[[int], bool], what: str) -> None:
-        for rank in sorted(ranks):
-            if owing(rank):
-                raise PeerLost(f"{self.links.name(rank)}, on this machine, {what}")
 
     def close(self) -> None:
         """Disconnect."""

@@ -280,7 +280,7 @@ class HostState(CarrierState):
 
     def _answer(self, number: int) -> tuple[OfPieces, dict[str, Array]]:
         def found() -> bool | None:
-            self._group.check_gone(self._missing[number].__contains__)
+            self._group.check_left(self._missing[number].__contains__, answers=True)
             return None if self._missing[number] else True
 
         self._group.monitor.wait_for(found, "the state of this machine's workers did not come")

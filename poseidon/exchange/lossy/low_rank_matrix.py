@@ -244,10 +244,6 @@ class LowRankMatrix:
         lost = [(f"{self.name}, lost of {v}", part) for v, part in self.held_back.items()]
         return [*lost, (f"{self.name}, Q", self._q)]
 
-    def as_matrix(self, gradient: Tensor) -> Tensor:
-        """Return G of a virtual worker."""
-        return gradient.reshape(self.value.shape)
-
     def take(self, worker: int, gradient: Tensor, scale: float, out: Tensor) -> None:
         """Write P of a virtual worker, r x n, to `out`."""
         held_back = self.held_back[worker]

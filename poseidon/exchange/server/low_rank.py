@@ -143,7 +143,9 @@ class LowRankTensors(LocalHistories, Placed):
         worker = self._turns[index]
         self._turns[index] += 1
         if self._is_exact:
-            return self._sum(self._exact[index], worker, matrix.as_matrix(gradient.detach()))
+            return self._sum(
+                self._exact[index], worker, gradient.detach().reshape(matrix.value.shape)
+            )
         own = self._factors[0][worker]
         matrix.take(worker, gradient.detach(), self._scale, own.of[index])
         is_last = min(self._turns.values()) > worker
