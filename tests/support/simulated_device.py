@@ -581,7 +581,7 @@ def _messages_with_clocks() -> Iterator[None]:
     send, handle, trade = HostLinks._send, HostLinks._handle, HostLinks.trade
 
     def device(links: HostLinks, rank: int) -> SimulatedDevice | None:
-        return DEVICES.get(links._first + rank)
+        return DEVICES.get(links._network.rank_of(rank))
 
     def note(links: HostLinks, ranks: Iterable[int]) -> None:
         own = device(links, links._network.rank)
