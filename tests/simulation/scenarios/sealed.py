@@ -145,7 +145,7 @@ class _Session:
         shard = self._run.shard._sessions[self.number]
         for end in (shard.sealer, shard.opener, self.worker.sealer, self.worker._opener):
             assert end is not None
-            end._direction._rekey_bytes = rekey_bytes
+            end._rekey_bytes = rekey_bytes
 
     def _send(self, way: int, frames: list[bytes]) -> None:
         sealer = self._run.shard.sealer(self.peer) if way else self.worker.sealer
