@@ -15,7 +15,7 @@ import zmq
 from ps_server import Server, Shard, ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
-VERSION = 2
+VERSION = 3
 HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
     1,
     2,
@@ -28,9 +28,9 @@ HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
     17,
     18,
 )
-RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0, 0.0, False, []]
-TABLE = ["w", 3, 0, 0, *RULE, "gradients", "", [], 0, "float32", 0]
-STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], 12, [], "float32", False, [], 0, 0.0, []]
+RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0, 0.0, False, None]
+TABLE = ["w", 3, 0, 0, RULE, "gradients", None, [], 0, "float32", 0]
+STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], 12, [], "float32", False, None, 0, 0.0, []]
 
 
 class Peer:
@@ -73,7 +73,7 @@ def peer():  # type: ignore[no-untyped-def]
     made = Peer(server.address)
     try:
         made.send(HELLO, 0, TOKEN)
-        made.send(CREATE, *STORE)
+        made.send(CREATE, msgpack.packb(STORE))
         yield made
     finally:
         made.socket.close()
