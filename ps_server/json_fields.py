@@ -82,7 +82,7 @@ def value_of(kind: type[_V], found: object) -> _V:
             values[name] = check(found[name])
         except SpecError:
             raise
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise SpecError(f"{kind.__name__} has {found[name]!r:.80} as its {name}") from error
     return kind(**values)
 
