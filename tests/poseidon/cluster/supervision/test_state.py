@@ -52,21 +52,21 @@ MEAN_OF_SECOND = ReportedPosition(steps=6, collections=3, collection="mean", loo
     ("one", "other", "never"),
     [
         ({}, {"loop": 0}, True),
-        ({}, {"loop": 2, "current": "save"}, True),
-        ({"current": "step"}, {"current": "step", "loop": 0}, True),
-        ({"current": "means"}, {"current": "means", "loop": 0}, True),
-        ({"current": "means", "steps": 7}, {"current": "step", "loop": 0}, True),
-        ({"current": "means"}, {"current": "step", "loop": 0}, False),
+        ({}, {"loop": 2, "collection": "save"}, True),
+        ({"collection": "step"}, {"collection": "step", "loop": 0}, True),
+        ({"collection": "means"}, {"collection": "means", "loop": 0}, True),
+        ({"collection": "means", "steps": 7}, {"collection": "step", "loop": 0}, True),
+        ({"collection": "means"}, {"collection": "step", "loop": 0}, False),
         ({}, {}, False),
         ({}, {"loop": None}, False),  # its iterations are not those of the others
         # the report of one is old
         ({}, {"loop": 0, "steps": 5}, False),
         ({}, {"loop": 0, "collections": 2}, False),
-        ({}, {"loop": 0, "current": ""}, False),
-        ({}, {"loop": 0, "current": "step"}, False),
-        ({"current": "distribute"}, {"loop": 0, "current": "step"}, False),
-        ({}, {"loop": -1, "current": "torch.distributed.reduce"}, False),
-        ({}, {"loop": 0, "current": "close", "raised": "ValueError: odd batch"}, False),
+        ({}, {"loop": 0, "collection": ""}, False),
+        ({}, {"loop": 0, "collection": "step"}, False),
+        ({"collection": "distribute"}, {"loop": 0, "collection": "step"}, False),
+        ({}, {"loop": -1, "collection": "torch.distributed.reduce"}, False),
+        ({}, {"loop": 0, "collection": "close", "raised": "ValueError: odd batch"}, False),
     ],
 )
 def test_two_workers_that_wait_in_calls_of_different_modules(
