@@ -73,6 +73,12 @@ class LoopCollections:
         self._rank = rank
         self._call: GroupCall | None = None
 
+    @property
+    def name(self) -> str:
+        """The name of the call that makes collections now."""
+        assert self._call is not None
+        return self._call.name
+
     def finish_step(self) -> None:
         self._session.steps += 1
         self.report()
@@ -117,8 +123,7 @@ class LoopCollections:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Report that this worker's call waits for all others inside the block."""
-        assert self._call is not None
-        name = self._call.name
+        name = self.name
         self._session.collections += name not in (STEP, DISTRIBUTE)
         self.report("" if name == STEP else name)  # the iteration of such a step has ended
         try:

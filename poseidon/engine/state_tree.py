@@ -122,7 +122,8 @@ class Leaf:
         read: returns the value; with `VIRTUAL` a list, for each virtual worker of this process. With
             `ROOT` and `VIRTUAL` all workers call it together.
         collect: in place of `read`, with `SHARED`: all workers call it together, and say whether they
-            keep the value. It is of tensors of which no worker has the whole.
+            keep the value, and whether the state has the parts of a plane alone. It is of tensors of
+            which no worker has the whole.
         parts: in place of `read` and `collect`: this worker's parts of such tensors.
         write: takes what a state has.
         check: refuses what does not fit, before anything is written.
@@ -143,7 +144,7 @@ class Leaf:
     scope: Scope
     stage: LeafStage = LeafStage.REST
     read: Callable[[], Any]
-    collect: Callable[[bool], Any] | None = None
+    collect: Callable[[bool, bool], Any] | None = None
     parts: Callable[[], Any] | None = None
     write: Callable[[Found], None] = nothing
     check: Callable[[Found], None] = nothing
@@ -160,16 +161,18 @@ class StateTree:
 
     Args:
         rank: of this worker.
+        plane: the ranks of its plane, where the workers of a host divide tensors.
 
     Attributes:
         own: the virtual workers of this process.
         count: of the job's virtual workers.
     """
 
-    def __init__(self, *, own: range, count: int, rank: int) -> None:
+    def __init__(self, *, own: range, count: int, rank: int, plane: Sequence[int] = ()) -> None:
         self.own = own
         self.count = count
         self._rank = rank
+        self._plane = plane
         self._leaves: list[Leaf] = []
         self._at = 0
 
@@ -207,7 +210,7 @@ class StateTree:
         *,
         keeps: bool,
         known: Mapping[str, Any] = NOTHING,
-        plane: Sequence[int] = (),
+        of_plane: bool = False,
     ) -> dict[str, Any]:
         """Return the state of all workers where it is kept; else an empty dict.
 
@@ -217,9 +220,10 @@ class StateTree:
             gather: makes a collection.
             keeps: whether this worker keeps it.
             known: values of shared leaves that are here already.
-            plane: the ranks of this worker's plane, whose parts alone the state has; empty: the
-                state is whole.
+            of_plane: of tensors that are divided, the state has the parts of this worker's plane
+                alone.
         """
+        plane = self._plane if of_plane else ()
 
         def value(leaf: Leaf) -> Any:
             return leaf.parts() if plane and leaf.parts is not None else leaf.read()
@@ -227,8 +231,8 @@ class StateTree:
         of_each = {leaf.name: value(leaf) for leaf in self._of(Scope.VIRTUAL)}
         of_root = {leaf.name: value(leaf) for leaf in self._of(Scope.ROOT)}
         for leaf in self._leaves:
-            if leaf.collect is not None and not plane:
-                known = {**known, leaf.name: leaf.collect(keeps)}
+            if leaf.collect is not None and (leaf.parts is None or not plane):
+                known = {**known, leaf.name: leaf.collect(keeps, of_plane)}
         sent = self._sent(of_root, of_each, root=min(plane, default=0))
         parts = gather_bytes(sent, gather, keeps=keeps, ranks=plane)
         if not keeps:
@@ -280,6 +284,13 @@ class StateTree:
             keeps=keeps,
             note=note,
         )
+
+    def brought(
+        self, content: bytes | None, source: StateSource, gather: Gather, *, root: int = 0
+    ) -> Any:
+        """Return the state of the root's bytes on all workers, not checked yet; None: it has none."""
+        found = broadcast_bytes(content, gather, rank=self._rank, root=root)
+        return None if found is None else unpacked(found, source.name)
 
     def check(self, state: Mapping[str, Any], source: StateSource) -> None:
         """Refuse a state that does not fit, before anything is written.
@@ -357,10 +368,8 @@ class StateTree:
         opens()
         names = {leaf.name for leaf in opened}
         sent = packed(_without(state, names)) if self._rank == 0 else None
-        found = broadcast_bytes(sent, gather, rank=self._rank)
-        assert found is not None, "worker 0 has the state"
         rest = [leaf for leaf in self._leaves if not leaf.is_opened]
-        self._write(rest, unpacked(found, source.name), source)
+        self._write(rest, self.brought(sent, source, gather), source)
 
     def _resized(self, state: Mapping[str, Any], source: StateSource) -> dict[str, Any]:
         """Return a state of a different number of virtual workers for this job's.

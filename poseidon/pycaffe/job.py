@@ -8,9 +8,8 @@ histories, iteration, positions of readers and random states of the undisturbed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -19,13 +18,13 @@ from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.state import restore, state_of
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.packed import packed
 from poseidon.engine.session import Act, Applies, LoopEvent, TrainingSession
 from poseidon.engine.state_tree import MEMORY, Found, Leaf, LeafStage, Scope, StateTree
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.broadcast import broadcast_bytes, broadcast_parameters
+from poseidon.exchange.broadcast import broadcast_parameters
 from poseidon.pycaffe.solver import Solver
 from ps_server import Rule, RuleKind
 
@@ -88,15 +87,15 @@ class JobMember:
         has_begun = self._session.has_begun
         with collections.calling("bcast"):
             if memory is not None and memory.resume() and not has_begun:
-                found = broadcast_bytes(memory.content, collections.gather, rank=rank)
-                assert found is not None, "worker 0 has its snapshot"
-                self._load(unpacked(found, MEMORY.name))
+                state = self._tree.brought(memory.content, MEMORY, collections.gather)
+                self._tree.write(state, MEMORY, self._reopen)
+                self._session.on(LoopEvent.LOAD)
                 return
             values = [blob.write_data() for blob in self._blobs]
             broadcast_parameters(values, collections.gather, rank=rank)
         if not has_begun and self._solver.iter != self._session.iterations:  # it was restored
-            self._exchange.open(None, self._solver.iter)
             self._set_iterations(self._solver.iter)
+            self._reopen()
 
     def average(self) -> None:
         """Set the diffs and statistics of the first net to the means over all virtual workers."""
@@ -193,7 +192,13 @@ class JobMember:
         solver = self._solver
         return [
             Leaf(name="iter", scope=Scope.SHARED, read=lambda: solver.iter, write=self._load_iter),
-            Leaf(name="iterations", scope=Scope.SHARED, read=lambda: self._session.iterations),
+            Leaf(
+                name="iterations",
+                scope=Scope.SHARED,
+                stage=LeafStage.EXCHANGE,
+                read=lambda: self._session.iterations,
+                write=lambda found: self._set_iterations(found.shared),
+            ),
             Leaf(
                 name="values",
                 scope=Scope.SHARED,
@@ -245,12 +250,8 @@ class JobMember:
         for nets in self._nets():
             restore(nets, PoseidonWorkerState.FromString(found.each[nets.number]))
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        """Bring this solver to a state of its tree in memory."""
-        iterations = state["iterations"]
-        self._tree.write(state, MEMORY, lambda: self._exchange.open(None, iterations))
-        self._session.on(LoopEvent.LOAD)
-        self._set_iterations(iterations)
+    def _reopen(self) -> None:
+        self._exchange.open(None, self._session.iterations)
 
 
 _ACTS: dict[Act, Callable[[JobMember], None]] = {

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.packed import packed
 from poseidon.engine.session import LoopEvent, State
 from poseidon.engine.snapshots.files import NO_RUN, Run, WrittenSnapshot, make_folder
 from poseidon.engine.snapshots.runs import CHECKPOINT, Prefixes, later_of_others
-from poseidon.engine.state_tree import MEMORY, Found, Leaf, Scope, StateSource
+from poseidon.engine.state_tree import MEMORY, Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
-from poseidon.exchange.broadcast import broadcast_bytes
 from poseidon.torch.checkpoint_file import (
     FORMAT,
     checked,
@@ -66,6 +64,7 @@ class GroupCheckpoints:
         plan = RecordedPlan.of_choices(loop.built.plan).to_json() if loop.built.recorded else ""
         told = loop.context.member.virtual_workers is not None
         return [
+            Leaf(name="poseidon", scope=Scope.SHARED, read=lambda: FORMAT),
             Leaf(
                 name="steps",
                 scope=Scope.SHARED,
@@ -75,6 +74,7 @@ class GroupCheckpoints:
             Leaf(
                 name="iterations",
                 scope=Scope.SHARED,
+                stage=LeafStage.EXCHANGE,
                 read=lambda: session.iterations,
                 write=lambda found: session.continue_from(iterations=found.shared),
             ),
@@ -91,6 +91,14 @@ class GroupCheckpoints:
                 scope=Scope.SHARED,
                 read=lambda: loop.update.label,
                 check=self._check_label,
+            ),
+            Leaf(
+                name="groups",
+                scope=Scope.SHARED,
+                read=dict,
+                collect=self._read_groups,
+                check=self._check_groups,
+                write=self._write_groups,
             ),
         ]
 
@@ -146,18 +154,33 @@ class GroupCheckpoints:
             of_plane: of a module that is divided, this worker's parts alone.
         """
         loop = self._loop
-        plane = self._context.member.plane_ranks if of_plane and loop.plan.shards else ()
-        keeps = self._is_root if keeps is None else keeps
         with loop.settled(call) as gather:
             loop.check.run(loop.session.steps)
-            own = loop.tree.read(gather, keeps=keeps, plane=plane)
-        groups = {}
+            keeps = self._is_root if keeps is None else keeps
+            return loop.tree.read(gather, keeps=keeps, of_plane=of_plane)
+
+    def _read_groups(self, keeps: bool, of_plane: bool) -> dict[str, Any]:
+        call, found = self._loop.collections.name, {}
         for name, group in self._groups.items():
             group._loop.update.forget_stale()
-            groups[name] = group.state(call, keeps=keeps, of_plane=of_plane)
-        return (
-            {"poseidon": FORMAT, **own, **({"groups": groups} if groups else {})} if keeps else {}
-        )
+            found[name] = group.state(call, keeps=keeps, of_plane=of_plane)
+        return found
+
+    def _check_groups(self, found: Found) -> None:
+        if found.shared.keys() != self._groups.keys():
+            names = [", ".join(sorted(part)) or "none" for part in (found.shared, self._groups)]
+            raise SnapshotError(
+                f"{found.source.name} has the groups {names[0]}; this script has handed {names[1]} "
+                "to keep()"
+            )
+        for name, group in self._groups.items():
+            group._loop.session.check(LoopEvent.LOAD)
+            group._check(found.shared[name], _part(name, found.source))
+
+    def _write_groups(self, found: Found) -> None:
+        for name, group in self._groups.items():
+            with group._loop.collections.calling(self._loop.collections.name):
+                group._write(found.shared[name], _part(name, found.source))
 
     def save(self, prefix: str | Path | None, *, keep: int) -> Path:
         """See `Group.save`."""
@@ -252,36 +275,23 @@ class GroupCheckpoints:
         loop.context.check_start()
         loop.session.check(LoopEvent.LOAD, call=f"{call}()")
         with loop.collections.calling(call):
-            rank = self._context.worker.rank
-            shared = broadcast_bytes(content, loop.collections.gather, rank=rank, root=root)
-        if shared is None:
-            if needed:
+            state = loop.tree.brought(content, source, loop.collections.gather, root=root)
+            if state is not None:
+                self._check(state, source)
+                self._write(state, source)
+            elif needed:
                 raise UsageError("load_state_dict() was given nothing on rank 0")
-            return False
-        self._restore(checked(unpacked(shared, source.name), source.name), source, call)
-        return True
+        return state is not None
 
-    def _restore(self, state: Mapping[str, Any], source: StateSource, call: str) -> None:
-        """Load a state that all workers have."""
-        loop = self._loop
-        groups = state.get("groups", {})
-        if groups.keys() != self._groups.keys():
-            names = [", ".join(sorted(part)) or "none" for part in (groups, self._groups)]
-            raise SnapshotError(
-                f"{source.name} has the groups {names[0]}; this script has handed {names[1]} to keep()"
-            )
-        loop.tree.check(state, source)
-        with loop.collections.calling(call):
-            opens = partial(self._reopen, state["iterations"])
-            loop.tree.write(state, source, opens, self._say_resized)
-        loop.on(LoopEvent.LOAD)
-        for name, group in self._groups.items():
-            group._loop.session.check(LoopEvent.LOAD)
-            own = StateSource(name=f"'{name}' of {source.name}")
-            group._restore(checked(groups[name], source.name), own, call)
+    def _check(self, state: Any, source: StateSource) -> None:
+        self._loop.tree.check(checked(state, source.name), source)
 
-    def _reopen(self, iterations: int) -> None:
-        self._loop.update.reopen(iterations)
+    def _write(self, state: Mapping[str, Any], source: StateSource) -> None:
+        self._loop.tree.write(state, source, self._reopen, self._say_resized)
+        self._loop.on(LoopEvent.LOAD)
+
+    def _reopen(self) -> None:
+        self._loop.update.reopen()
         self._loop.masters.publish_all()
 
     def _say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
@@ -346,3 +356,7 @@ class GroupCheckpoints:
                 "only the first group writes checkpoints without a prefix; register this group "
                 f"with first.keep(NAME=group) and call first.{call}(), or give {call}() a prefix"
             )
+
+
+def _part(name: str, source: StateSource) -> StateSource:
+    return StateSource(name=f"'{name}' of {source.name}")

@@ -155,12 +155,8 @@ class Update(ABC):
         """Return the state of the rule or optimizer."""
 
     @abstractmethod
-    def reopen(self, iterations: int) -> None:
-        """Open the exchange again with the module's tensors, and with the state that was loaded.
-
-        Args:
-            iterations: that the state has ended.
-        """
+    def reopen(self) -> None:
+        """Open the exchange again with the module's tensors, and with the state that was loaded."""
 
 
 class GroupLoop:
@@ -207,7 +203,12 @@ class GroupLoop:
         self.watch: ModuleWatch | None = None
         self.tables = TableGroup()
         self.masters = Masters(plan.tensors, plan.sources)
-        self.tree = StateTree(own=member.own, count=member.by_worker.count, rank=worker.rank)
+        self.tree = StateTree(
+            own=member.own,
+            count=member.by_worker.count,
+            rank=worker.rank,
+            plane=member.plane_ranks if plan.shards else (),
+        )
         self.weights = BatchWeights(self.tree.count)
         if plan.shards:  # a part of one plane cannot be mended by all workers together
             options = replace(options, on_divergence=OnDivergence.STOP)

@@ -75,7 +75,7 @@ class ModuleLeaves:
                 f"the checkpoint is of a different module: {_in_a_line(error)}"
             ) from error
 
-    def _collect(self, keeps: bool) -> Any:
+    def _collect(self, keeps: bool, _: bool) -> Any:
         return whole(self._module.state_dict(), keeps=keeps)
 
     def _write_parts(self, found: Found) -> None:

@@ -185,6 +185,6 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         for at, _ in enumerate(self.loop.tree.each()):
             load_optimizer(self.optimizer, deepcopy(found.mine[at] if found.mine else found.shared))
 
-    def reopen(self, iterations: int) -> None:
-        self.loop.exchange.open(self._histories.loaded(), iterations)
+    def reopen(self) -> None:
+        self.loop.exchange.open(self._histories.loaded(), self.loop.session.iterations)
         self._note_rest()

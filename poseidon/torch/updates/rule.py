@@ -236,8 +236,8 @@ class RuleUpdate(Update):
     def _load_rate(self, found: Found) -> None:
         self._set_rate = found.shared
 
-    def reopen(self, iterations: int) -> None:
-        self.loop.exchange.open(self._histories.loaded(), iterations)
+    def reopen(self) -> None:
+        self.loop.exchange.open(self._histories.loaded(), self.loop.session.iterations)
         self._note_values()
 
 

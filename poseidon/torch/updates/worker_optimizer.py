@@ -308,11 +308,11 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             }
         return found
 
-    def reopen(self, iterations: int) -> None:
+    def reopen(self) -> None:
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 mean.copy_(local_of(parameter))
-        self.loop.exchange.open(None, iterations)
+        self.loop.exchange.open(None, self.loop.session.iterations)
         self._take_first()
         self._note_rest()
 
