@@ -159,16 +159,25 @@ class Memory(Generic[T]):
         every: iterations from one snapshot to the next; 0: they are chosen.
         steps: iterations of a round of local steps; 1: none.
         newest: of the start before; None: there is none.
+        rewinds: whether this start continues from rank 0's.
 
     Attributes:
         newest: the newest complete one that this worker has, and that counts.
     """
 
     def __init__(
-        self, *, holds: bool, start: int, every: int, newest: Snapshot[T] | None, steps: int = 1
+        self,
+        *,
+        holds: bool,
+        start: int,
+        every: int,
+        newest: Snapshot[T] | None,
+        rewinds: bool,
+        steps: int = 1,
     ) -> None:
         self.holds = holds
         self.newest = newest
+        self.rewinds = rewinds
         self._interval = SnapshotInterval(start, every, steps=steps)
 
     def is_due(self, iteration: int) -> bool:
@@ -253,14 +262,14 @@ class ScriptMemory(Memory[bytes]):
         holds_part: bool = False,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(holds=holds, start=max(rewind, 0), every=every, newest=newest)
+        start = max(rewind, 0)
+        super().__init__(holds=holds, start=start, every=every, newest=newest, rewinds=rewind >= 0)
         self.resumes = False
         self._holds_part = holds_part
         self._made: Snapshot[bytes] | None = None
         """The last one that this worker has made of its part, which may not count yet."""
-        self._rewinds = rewind >= 0
         self._on_begin = on_begin
-        self._iteration = max(rewind, 0)
+        self._iteration = start
         self._since_s = time.perf_counter()
 
     def resume(self) -> bool:
@@ -268,7 +277,7 @@ class ScriptMemory(Memory[bytes]):
         rank 0's snapshot.
         """
         self.resumes = True
-        return self._rewinds
+        return self.rewinds
 
     def at(self, iteration: int) -> Snapshot[bytes] | None:
         """Return the snapshot of an iteration that this worker has; None: it has none."""

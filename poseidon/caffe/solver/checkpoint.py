@@ -71,6 +71,10 @@ class Checkpoint:
     Args:
         writer: writes them, one after another; None: a new one.
         job: the id of the job; empty: there is none.
+
+    Attributes:
+        before: the blobs before the last iteration, whose changes are the diffs of the model; None:
+            no diffs.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Checkpoint:
         self._writer = writer or SnapshotWriter(self._settings.on_wait)
         self._prefixes = Prefixes(job)
         self._resumed: Path | None = None
+        self.before: Values | None = None
 
     def begin(self, prefix: Path) -> None:
         """Take the prefix before training: of a job that would have to end at its first snapshot.
@@ -119,7 +124,6 @@ class Checkpoint:
         state: Mapping[str, Any],
         log: GlogSink,
         *,
-        before: Values | None = None,
         last: bool = False,
     ) -> None:
         """Write a state; on rank 0, after an iteration that all workers have finished.
@@ -130,8 +134,6 @@ class Checkpoint:
 
         Args:
             state: of all workers. Training no longer changes it, its histories apart.
-            before: the blobs before the last iteration, whose changes are the diffs of the model;
-                None: no diffs.
             last: the run writes no other, so the job fails if this one cannot be written, and its
                 weights go to `SnapshotSettings.spare`.
 
@@ -139,7 +141,7 @@ class Checkpoint:
             JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
             SnapshotError: another job that runs writes with this prefix.
         """
-        diffs = None if before is None else self._replica.changes_since(before)
+        diffs = None if self.before is None else self._replica.changes_since(self.before)
         contents = self._contents(prefix, state, diffs)
         if not self._is_finite(contents):
             return

@@ -12,7 +12,6 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,20 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.caffe.solver.averages import (
-    as_outputs,
-    output_sizes,
-    pack,
-    parts,
-    total,
-)
+from poseidon.caffe.solver.averages import pack, parts, total
 from poseidon.caffe.solver.checkpoint import Checkpoint
+from poseidon.caffe.solver.display import Display
 from poseidon.caffe.solver.finite import LossCheck
 from poseidon.caffe.solver.loss_scale import LossScale
-from poseidon.caffe.solver.replica import Replica, Values
+from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.state import SolverState
 from poseidon.caffe.solver.tester import Tester
 from poseidon.engine.kept_state import KeptState, StateCopy
@@ -47,7 +40,7 @@ from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.job_control import join, split
+from poseidon.exchange.job_control import join
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
@@ -55,25 +48,11 @@ from poseidon.observe.metrics.glog_lines import (
     GlogLine,
     GlogSink,
     done,
-    last,
     solving,
     test_interrupted,
 )
-from poseidon.observe.metrics.record import Output, Sink, TrainRecord
-from ps_server import Collection, SignalKind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Displayed:
-    """An iteration to be shown once the numbers of all virtual workers are here; `sizes` is how
-    many each output has.
-    """
-
-    iteration: int
-    elapsed_s: float
-    rate: float
-    sizes: dict[str, int]
-    numbers: Collection
+from poseidon.observe.metrics.record import Sink
+from ps_server import SignalKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +68,8 @@ class LoopSettings:
         schemes: of each trained tensor, where a resumed run cannot find it out again.
         stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
         began_s: the moment of the monotonic clock from which the log counts seconds; None: now.
+        own_time: measures iterations; None: nothing does.
+        memory: takes memory snapshots; None: there are none.
     """
 
     prefix: Path
@@ -99,6 +80,8 @@ class LoopSettings:
     schemes: Sequence[Scheme] = ()
     stop_at_nan: bool = True
     began_s: float | None = None
+    own_time: OwnTime | None = None
+    memory: SolverMemory | None = None
 
 
 class Trainer:
@@ -109,8 +92,6 @@ class Trainer:
         log: receives glog lines: on rank 0 the means over all virtual workers, on others those over
             their own, without tests.
         sinks: receive records too, on rank 0.
-        own_time: measures iterations; None: nothing does.
-        memory: takes memory snapshots; None: there are none.
     """
 
     def __init__(
@@ -123,27 +104,20 @@ class Trainer:
         testers: list[Tester],
         log: GlogSink,
         sinks: list[Sink],
-        own_time: OwnTime | None = None,
-        memory: SolverMemory | None = None,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
-        self._solver = replica.settings
-        self._rank = replica.context.rank
-        self._workers = replica.virtual_workers.count
         self._settings = settings
         self._checkpoint = checkpoint
         self._testers = testers
-        self._log = log
-        self._sinks = [log, *sinks] if self._rank == 0 else [log]
-        own, options = replica.virtual_workers.of(self._rank), settings.exchange
+        rank, options = replica.context.rank, settings.exchange.of_workers(replica.virtual_workers)
         self._session = TrainingSession(
             Applies.SHARDS,
-            passes=self._solver.iter_size,
-            turns=len(own),
-            behind=bool(options.staleness or settings.local_steps),
+            passes=replica.settings.iter_size,
+            turns=len(replica.nets),
+            behind=bool(settings.exchange.staleness or settings.local_steps),
             alone=replica.context.workers == 1,
-            rank=self._rank,
+            rank=rank,
         )
         self._state = SolverState(
             replica,
@@ -156,11 +130,14 @@ class Trainer:
         if replica.context.autocast is torch.float16:
             self._scale = LossScale(exchange, replica.trained)
             self._state.tree.add([self._scale.leaf()])
-        quorum = settings.exchange.of_workers(replica.virtual_workers).quorum
-        self._shows_own = quorum > 0  # a collection would let all workers wait for each other
-        self._own_time = own_time
-        self._memory = memory
-        self._is_from_memory = False
+        self._display = Display(
+            replica,
+            exchange.control,
+            log,
+            sinks,
+            began_s=settings.began_s,
+            own=options.quorum > 0,
+        )
         self._losses = {
             nets.number: LossCheck(
                 nets.train,
@@ -170,14 +147,11 @@ class Trainer:
             )
             for nets in replica.nets
         }
-        self._before: Values = {}
-        self._displayed: deque[Displayed] = deque()
-        self._began_s = time.monotonic() if settings.began_s is None else settings.began_s
         self._hooks = Hooks(
             [nets.train for nets in replica.nets],
             replica.trained,
             self._scale or exchange,
-            passes=self._solver.iter_size,
+            passes=replica.settings.iter_size,
             wait_free=settings.exchange.wait_free,
         )
 
@@ -213,11 +187,11 @@ class Trainer:
         Args:
             kept: that this worker has of it; None: nothing.
         """
-        self._is_from_memory = True
         replica, control = self._replica, self._exchange.control
         self._state.tree.load_kept(kept, MEMORY, self._open, control.all_gather)
         given = {name: value.cpu().numpy() for name, value in replica.fixed.items()}
-        bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=self._rank)
+        rank = replica.context.rank
+        bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=rank)
         replica.is_filled = True
         self._on(LoopEvent.LOAD)
         self._begin()
@@ -231,7 +205,7 @@ class Trainer:
             self._settings.exchange if self._replica.context.workers > 1 else NO_CHECK,
             state=self._state.tree.replicated,
             collect=self._exchange.control.all_gather,
-            rank=self._rank,
+            rank=self._replica.context.rank,
             start=self.iteration,
         )
         for tester in self._testers:
@@ -247,7 +221,7 @@ class Trainer:
         Raises:
             Regrouped: the job is asked to continue with other workers.
         """
-        self._log.write(solving(self._settings.title))
+        self._display.log.write(solving(self._settings.title))
         try:
             self._end(stopped=self._loop())
             self._checkpoint.finish()
@@ -260,24 +234,23 @@ class Trainer:
         """Leave the nets and the snapshots' prefix. The exchange stays open."""
         self._checkpoint.leave()
         self._on(LoopEvent.CLOSE)
-        for sink in self._sinks:
-            sink.close()
+        self._display.close()
 
     def _loop(self) -> bool:
-        solver = self._solver
-        if self._memory is not None and self.iteration < solver.max_iter:
+        solver, memory = self._replica.settings, self._settings.memory
+        if memory is not None and self.iteration < solver.max_iter:
             # the loss may have come before the snapshot on disk
-            writes = self._is_from_memory and self._snapshot_is_due()
+            writes = memory.rewinds and self._snapshot_is_due()
             if not (writes and self._snapshot(ends=False, last=False)):
-                self._keep_in_memory(self._memory)
+                self._keep_in_memory(memory)
         while self.iteration < solver.max_iter:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
             began_s = time.perf_counter()
             self._step()
-            if self._memory is not None:
-                self._memory.follow(time.perf_counter() - began_s)
-            self._show_displayed(wait=False)  # also what precedes a snapshot that is complete now
+            if memory is not None:
+                memory.follow(time.perf_counter() - began_s)
+            self._display.show(wait=False)  # also what precedes a snapshot that is complete now
             requests = self._requests_now()
             if SignalKind.SNAPSHOT in requests or self._snapshot_is_due():
                 ends = self.iteration >= solver.max_iter or SignalKind.STOP in requests
@@ -286,13 +259,13 @@ class Trainer:
                 self._compare_replicas()
             if SignalKind.STOP in requests:
                 return True
-            if self._memory is not None and self.iteration < solver.max_iter:
+            if memory is not None and self.iteration < solver.max_iter:
                 regroups = SignalKind.REGROUP in requests
-                if regroups or self._memory.is_due(self.iteration):
-                    self._keep_in_memory(self._memory)
+                if regroups or memory.is_due(self.iteration):
+                    self._keep_in_memory(memory)
                 if regroups:
-                    self._show_displayed(wait=True)
-                    self._memory.finish()
+                    self._display.show(wait=True)
+                    memory.finish()
                     raise Regrouped
         return False
 
@@ -311,12 +284,12 @@ class Trainer:
         memory.begin(self.iteration, copy)
 
     def _step(self) -> None:
-        solver = self._solver
+        solver, own_time = self._replica.settings, self._settings.own_time
         if solver.snapshot_diff:
             self._on(LoopEvent.SETTLE)
-            self._before = self._replica.values()
-        if self._own_time is not None:
-            self._own_time.begin()
+            self._checkpoint.before = self._replica.values()
+        if own_time is not None:
+            own_time.begin()
         iteration = self.iteration
         self._on(LoopEvent.FORWARD)
         if solver.debug_info:
@@ -325,10 +298,11 @@ class Trainer:
             )
         outputs = self._compute_all(self._scale)
         self._on(LoopEvent.STEP)
-        if self._own_time is not None:
-            self._own_time.end()
+        if own_time is not None:
+            own_time.end()
         if solver.display and iteration % solver.display == 0:
-            self._display(iteration, outputs)
+            losses = (smoothed.value for smoothed in self._state.smoothed.values())
+            self._display.collect(iteration, zip(losses, outputs, strict=True))
         self._settings.on_progress(self.iteration)
 
     def _compute_all(self, scale: LossScale | None) -> list[dict[str, Tensor]]:
@@ -374,7 +348,7 @@ class Trainer:
     # The acts of the session.
 
     def _start(self) -> None:
-        self._exchange.start(self.iteration, self._solver.rate(self.iteration))
+        self._exchange.start(self.iteration, self._replica.settings.rate(self.iteration))
         self._hooks.start()
 
     def _finish(self) -> None:
@@ -390,54 +364,9 @@ class Trainer:
         }
 
     def _test_is_due(self, *, first: bool) -> bool:
-        interval = self._solver.test_interval
+        interval = self._replica.settings.test_interval
         due = bool(interval) and bool(self._testers) and self.iteration % interval == 0
         return due and (self.iteration > 0 or first)
-
-    def _display(self, iteration: int, outputs: Sequence[Mapping[str, Tensor]]) -> None:
-        """Collect this iteration's numbers from all workers; they are shown when the last has
-        come. With a quorum each worker shows its own.
-        """
-        own = zip(self._state.smoothed.values(), outputs, strict=True)
-        payload = join(pack(smoothed.value, found) for smoothed, found in own)
-        if self._shows_own:
-            numbers = Collection(lambda: (payload,), lambda: (payload,))
-        else:
-            numbers = self._exchange.control.gather(payload)
-        self._displayed.append(
-            Displayed(
-                iteration=iteration,
-                elapsed_s=self._elapsed_s(),
-                rate=self._solver.rate(iteration),
-                sizes=output_sizes(self._replica.train),
-                numbers=numbers,
-            )
-        )
-
-    def _show_displayed(self, *, wait: bool) -> None:
-        while self._displayed:
-            shown = self._displayed[0]
-            payloads = shown.numbers.result() if wait else shown.numbers.poll()
-            if payloads is None:
-                return
-            self._displayed.popleft()
-            of_all = self._rank == 0 or self._shows_own
-            shown_by = parts(payloads) if of_all else split(payloads[self._rank])
-            numbers = total(shown_by) / len(shown_by)
-            record = TrainRecord(
-                iteration=shown.iteration,
-                loss=float(numbers[0]),
-                elapsed_s=shown.elapsed_s,
-                outputs=self._outputs(numbers[1:], shown.sizes),
-                rate=shown.rate,
-            )
-            for sink in self._sinks:
-                sink.on_train(record)
-
-    def _outputs(
-        self, numbers: NDArray[np.float64], sizes: Mapping[str, int]
-    ) -> tuple[Output, ...]:
-        return as_outputs(numbers.tolist(), sizes, self._replica.train.loss_weights)
 
     def _test(self) -> bool:
         """Score all test nets.
@@ -445,21 +374,17 @@ class Trainer:
         Return False if all workers interrupt it because the job was asked to stop.
         """
         self._on(LoopEvent.SETTLE)
-        self._show_displayed(wait=True)
+        self._display.show(wait=True)
         for index, tester in enumerate(self._testers):
-            if self._rank == 0:
-                self._log.begin_test(self.iteration, index)
-            record = tester.run(self._state.tests_done, self.iteration, self._elapsed_s())
+            if self._replica.context.rank == 0:
+                self._display.log.begin_test(self.iteration, index)
+            record = tester.run(self._state.tests_done, self.iteration, self._display.elapsed_s)
             if record is None:
-                self._log.write(test_interrupted())
+                self._display.log.write(test_interrupted())
                 return False
-            for sink in self._sinks if self._rank == 0 else ():
-                sink.on_test(record)
+            self._display.show_test(record)
         self._state.tests_done += 1
         return True
-
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began_s
 
     def _compare_replicas(self) -> None:
         self._on(LoopEvent.SETTLE)
@@ -472,42 +397,42 @@ class Trainer:
         for losses in self._losses.values():
             losses.check()
         self._compare_replicas()
-        self._show_displayed(wait=True)
+        self._display.show(wait=True)
         known: Mapping[str, Any] = {}
-        is_kept = self._memory is not None and not (ends or self._exchange.state.private)
-        if self._memory is not None and is_kept:
-            self._keep_in_memory(self._memory)
-            self._memory.finish()
-            assert self._memory.newest is not None
-            kept = self._memory.newest.content.shared
+        memory = self._settings.memory
+        if ends or self._exchange.state.private:
+            memory = None
+        if memory is not None:
+            self._keep_in_memory(memory)
+            memory.finish()
+            assert memory.newest is not None
+            kept = memory.newest.content.shared
             known = {name: kept[name] for name in ("history",) if name in kept}
         self._on(LoopEvent.SETTLE)
-        root = self._rank == 0
+        root = self._replica.context.rank == 0
         state = self._state.tree.read(self._exchange.control.all_gather, keeps=root, known=known)
-        before = (self._before or None) if self._solver.snapshot_diff else None
         if root:
-            prefix = self._settings.prefix
-            self._checkpoint.save(prefix, state, self._log, before=before, last=last)
-        return is_kept
+            self._checkpoint.save(self._settings.prefix, state, self._display.log, last=last)
+        return memory is not None
 
     def _snapshot_is_due(self) -> bool:
-        every = self._solver.snapshot
+        every = self._replica.settings.snapshot
         return bool(every) and self.iteration % every == 0
 
     def _one_more_at_the_end(self) -> bool:
         """Return whether a run that ends after this iteration writes a snapshot of it then, as
         Caffe does.
         """
-        return self._solver.snapshot_after_train and not self._snapshot_is_due()
+        return self._replica.settings.snapshot_after_train and not self._snapshot_is_due()
 
     def _end(self, *, stopped: bool) -> None:
-        solver = self._solver
-        self._show_displayed(wait=True)
+        solver = self._replica.settings
+        self._display.show(wait=True)
         self._on(LoopEvent.SETTLE)
         if self._one_more_at_the_end():
             self._snapshot(ends=True, last=True)
         if stopped:
-            self._log.write(
+            self._display.log.write(
                 GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224)
             )
             return
@@ -516,7 +441,7 @@ class Trainer:
         # Caffe: only where the last iteration is one to be tested
         if solver.test_interval and self._testers:
             self._test()
-        self._log.write(done())
+        self._display.log.write(done())
 
     def _last_loss(self) -> None:
         """Show the mean of the last losses, with one more forward pass with the final weights, as
@@ -543,24 +468,14 @@ class Trainer:
             others = {f"statistics {n}": tensor for n, tensor in enumerate(statistics)}
             found.append(pack(smoothed.value, {**outputs, **others}))
         payloads = self._exchange.control.all_gather(join(found))
-        means = total(parts(payloads)) / self._workers
+        means = total(parts(payloads)) / self._replica.virtual_workers.count
         sizes = [tensor.numel() for tensor in statistics]
         shown, of_statistics = np.split(means, [len(means) - sum(sizes)])
         for tensor, mean in zip(
             statistics, torch.from_numpy(of_statistics).split(sizes), strict=True
         ):
             tensor.copy_(mean)
-        record = TrainRecord(
-            iteration=self.iteration,
-            loss=float(shown[0]),
-            elapsed_s=self._elapsed_s(),
-            outputs=self._outputs(shown[1:], output_sizes(self._replica.train)),
-            rate=self._solver.rate(self.iteration),
-        )
-        self._log.write(*last(record))
-        for sink in self._sinks:
-            if sink is not self._log:
-                sink.on_train(record)
+        self._display.show_last(self.iteration, shown)
 
 
 _ACTS: dict[Act, Callable[[Trainer], None]] = {

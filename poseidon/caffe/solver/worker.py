@@ -243,6 +243,7 @@ class SolverWork(TrainingWork[JobDocument]):
             start=start,
             every=document.memory_snapshot_every,
             steps=max(1, built.local_steps),
+            rewinds=document.rewind >= 0,
             newest=None if self._memory is None else self._memory.newest,
         )
 
@@ -381,13 +382,13 @@ class SolverWork(TrainingWork[JobDocument]):
                 local_steps=built.local_steps,
                 schemes=self._schemes,
                 began_s=self._began_s,
+                own_time=self._balancing_time(replica),
+                memory=self._memory,
             ),
             checkpoint=checkpoint,
             testers=testers,
             log=GlogSink(logging.getLogger("poseidon.solver")),
             sinks=sinks,
-            own_time=self._balancing_time(replica),
-            memory=self._memory,
         )
         try:
             yield trainer
