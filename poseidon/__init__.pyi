@@ -10,6 +10,7 @@ from poseidon.errors import PoseidonError as PoseidonError
 from poseidon.torch.distribute import distribute as distribute
 from poseidon.torch.function import launch as launch
 from poseidon.torch.group import Group as Group
+from poseidon.torch.options import Outer as Outer
 from poseidon.torch.sampler import SharedSampler as SharedSampler
 from poseidon.torch.shards import host_mesh as host_mesh
 from poseidon.torch.tables.plan import RowWiseAdaGrad as RowWiseAdaGrad
@@ -21,7 +22,6 @@ from poseidon.torch.update_rules import Adam as Adam
 from poseidon.torch.update_rules import AdamW as AdamW
 from poseidon.torch.update_rules import Lion as Lion
 from poseidon.torch.update_rules import Muon as Muon
-from poseidon.torch.update_rules import Outer as Outer
 from poseidon.torch.update_rules import ParameterGroup as ParameterGroup
 from poseidon.torch.update_rules import RMSProp as RMSProp
 from poseidon.version import __version__ as __version__

@@ -24,7 +24,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 
 STEPS, BATCH = 5, 8

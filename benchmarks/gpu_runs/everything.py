@@ -39,7 +39,7 @@ from poseidon.exchange.device import TYPES, choose_fastest, compute_on
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.distribute import join
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from ps_server import Precision
 

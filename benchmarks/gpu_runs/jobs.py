@@ -27,7 +27,7 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import UpdateRule
 from ps_server import Server, Shard, ZmqServerTransport
 from ps_server.network import Network

@@ -22,7 +22,7 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.distribute import join
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 
 RATE, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -179,3 +180,24 @@ def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> Tensor
         hidden_s=hidden_s,
         held_back=held_back,
     )
+
+
+def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of the `statistics` event for the groups of a script together.
+
+    The iterations of the first group count. The names of tensors of later groups begin with the
+    group's number.
+
+    Args:
+        of_groups: the fields of each, by its number from 0; empty: it has reported none.
+    """
+    total: dict[str, Any] = {"iterations": 0, "tensors": ()}
+    for number, fields in sorted(of_groups.items()):
+        for name, value in fields.items():
+            if name == "tensors":
+                prefix = f"group {number + 1}: " if number else ""
+                named = ({**tensor, "name": prefix + tensor["name"]} for tensor in value)
+                total[name] = (*total[name], *named)
+            elif name != "iterations" or number == 0:
+                total[name] = total.get(name, 0) + value
+    return total

@@ -22,138 +22,18 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, IntEnum
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from poseidon.engine.kept_state import Copying, KeptState, StateCopy
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.engine.packed import packed, unpacked
 from poseidon.errors import SnapshotError
 from poseidon.exchange.broadcast import Gather, broadcast_bytes, gather_bytes
 from poseidon.exchange.job_control import JobControl
 
 NOTHING: Mapping[str, Any] = {}
-
-
-class Scope(Enum):
-    """To whom the value of a leaf belongs."""
-
-    SHARED = "shared"
-    """All workers: it is read where the tree is kept."""
-    ROOT = "root"
-    """Rank 0, which sends it to where the tree is kept; all workers load it."""
-    VIRTUAL = "virtual"
-    """Each virtual worker."""
-
-
-class LeafStage(IntEnum):
-    """When a leaf is written."""
-
-    MODULE = 0
-    """Tensors that all virtual workers share."""
-    OWN = 1
-    """Tensors that each virtual worker has of its own."""
-    EXCHANGE = 2
-    """What the exchange is given before it opens again."""
-    UPDATE = 3
-    """Histories, and the state of optimizers: the exchange opens with them."""
-    REST = 4
-    """What is written once the exchange is open."""
-    RANDOM = 5
-    """Random states: whatever else is written may draw numbers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSource:
-    """Where a state comes from.
-
-    Attributes:
-        name: for messages.
-        is_file: whether it is a file, with others beside it.
-        path: of the file, on rank 0; None on others.
-    """
-
-    name: str
-    is_file: bool = False
-    path: Path | None = None
-
-
-MEMORY = StateSource(name="the memory snapshot")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a state has of a leaf.
-
-    Attributes:
-        shared: of all workers; None: the state has none.
-        each: by virtual worker; empty: as `shared`.
-        own: the virtual workers of this process.
-    """
-
-    shared: Any
-    each: Sequence[Any]
-    own: range
-    source: StateSource
-
-    @property
-    def mine(self) -> list[Any]:
-        """Of each virtual worker of this process; empty: the state has none."""
-        return [self.each[number] for number in self.own] if self.each else []
-
-
-def nothing(found: Found) -> None:
-    """Write, check or give nothing. See `Leaf`."""
-
-
-def first(found: Found) -> Any:
-    """Give all virtual workers what the first one had. See `Leaf.resize`."""
-    return found.each[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
-    """A part of a state.
-
-    Attributes:
-        read: returns the value; with `VIRTUAL` a list, for each virtual worker of this process. With
-            `ROOT` and `VIRTUAL` all workers call it together.
-        collect: in place of `read`, with `SHARED`: all workers call it together, and say whether they
-            keep the value, and whether the state has the parts of a plane alone. It is of tensors of
-            which no worker has the whole.
-        parts: in place of `read` and `collect`: this worker's parts of such tensors.
-        write: takes what a state has.
-        check: refuses what does not fit, before anything is written.
-        resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
-            begins with; None: none.
-        enter: with `VIRTUAL`: puts the value of a virtual worker in place, by its place among those of
-            this process; None: nothing has to be.
-        copy: begins to copy the value while training continues, on all workers that keep it, for
-            `StateTree.copy`; with `VIRTUAL` returns it. It may write to what it has returned before
-            (None: nothing). None: `read` does.
-        live: returns live tensors of it that are equal on all workers, by name.
-        may_miss: whether states of other kinds of jobs, which also fit, have no such leaf.
-        is_opened: whether the exchange brings it from rank 0 to all workers when it opens. With
-            `VIRTUAL` a value is a mapping, whose names no other virtual worker has.
-    """
-
-    name: str
-    scope: Scope
-    stage: LeafStage = LeafStage.REST
-    read: Callable[[], Any]
-    collect: Callable[[bool, bool], Any] | None = None
-    parts: Callable[[], Any] | None = None
-    write: Callable[[Found], None] = nothing
-    check: Callable[[Found], None] = nothing
-    resize: Callable[[Found], Any] = nothing
-    enter: Callable[[int], object] | None = None
-    copy: Callable[[Any], Any] | None = None
-    live: Callable[[], Mapping[str, Tensor]] = dict
-    may_miss: bool = False
-    is_opened: bool = False
 
 
 class StateTree:

@@ -32,22 +32,24 @@ from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.torch.group import Group
-from poseidon.torch.group_loop import Update
-from poseidon.torch.shards import shards_of
-from poseidon.torch.sync_norm import check_norms
-from poseidon.torch.tables.plan import check_tables, optimizers_of, plan_tables
-from poseidon.torch.tensors import (
-    Buffers,
-    DistributeOptions,
+from poseidon.torch.factor_rows import (
     Example,
-    ModuleTensors,
-    RunsOn,
-    module_tensors,
     rows_by_batch_size,
     rows_by_example,
 )
-from poseidon.torch.update_rules import Outer, UpdateRule
+from poseidon.torch.group import Group
+from poseidon.torch.group_loop import Update
+from poseidon.torch.options import (
+    Buffers,
+    DistributeOptions,
+    Outer,
+    RunsOn,
+)
+from poseidon.torch.shards import shards_of
+from poseidon.torch.sync_norm import check_norms
+from poseidon.torch.tables.plan import check_tables, optimizers_of, plan_tables
+from poseidon.torch.tensors import ModuleTensors, module_tensors
+from poseidon.torch.update_rules import UpdateRule
 from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate, is_synchronous
 from poseidon.torch.updates.optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.rule import RuleUpdate

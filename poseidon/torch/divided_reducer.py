@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.session import State
+from poseidon.engine.loop_table import State
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.base import Trained, local_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs

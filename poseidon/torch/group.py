@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from poseidon.engine.leaf import StateSource
+from poseidon.engine.loop_table import State
 from poseidon.engine.packed import packed
-from poseidon.engine.session import State
-from poseidon.engine.state_tree import StateSource
 from poseidon.engine.worker_context import Loop, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes

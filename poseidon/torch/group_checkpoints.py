@@ -11,11 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from poseidon.engine.leaf import (
+    MEMORY,
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+    StateSource,
+)
+from poseidon.engine.loop_table import LoopEvent, State
 from poseidon.engine.packed import packed
-from poseidon.engine.session import LoopEvent, State
 from poseidon.engine.snapshots.files import NO_RUN, Run, WrittenSnapshot, make_folder
 from poseidon.engine.snapshots.runs import CHECKPOINT, Prefixes, later_of_others
-from poseidon.engine.state_tree import MEMORY, Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.torch.checkpoint_file import (

@@ -13,7 +13,7 @@ Laws:
 * All workers call `step`, `settle` and the collections of `Group` equally often and in the same
   order.
 * Between `step` and the next use of a tensor the exchange owns it (`reads.py`).
-* What is legal when, and what follows, is in the session's table (`poseidon/engine/session.py`).
+* What is legal when, and what follows, is in the session's table (`poseidon/engine/loop_table.py`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.exchange_leaves import ExchangeLeaves
+from poseidon.engine.leaf import Leaf
 from poseidon.engine.loop_collections import LoopCollections
+from poseidon.engine.loop_table import (
+    Act,
+    Applies,
+    LoopEvent,
+    State,
+)
 from poseidon.engine.random_streams import RandomStreams
-from poseidon.engine.session import Act, Applies, LoopEvent, LoopPosition, State, TrainingSession
-from poseidon.engine.state_tree import Leaf, StateTree
+from poseidon.engine.session import LoopPosition, TrainingSession
+from poseidon.engine.state_tree import StateTree
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, MEANS, STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, is_sharded

@@ -19,8 +19,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+    first,
+)
 from poseidon.engine.packed import on_host
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateTree, first
+from poseidon.engine.state_tree import StateTree
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import is_sharded, local_of
 from poseidon.torch.group_loop import GroupLoop

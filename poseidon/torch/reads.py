@@ -31,7 +31,7 @@ from torch._functorch import eager_transforms, vmap
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
-from poseidon.torch.tensors import tensors_in
+from poseidon.torch.factor_rows import tensors_in
 
 _PROPERTIES = (
     "_backward_hooks",

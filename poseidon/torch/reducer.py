@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from poseidon.engine.session import Act, Applies, LoopEvent, State, TrainingSession
+from poseidon.engine.loop_table import (
+    Act,
+    Applies,
+    LoopEvent,
+    State,
+)
+from poseidon.engine.session import TrainingSession
 from poseidon.engine.worker_context import STEP, Observed, WorkerContext
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained

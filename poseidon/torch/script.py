@@ -9,35 +9,27 @@ writes goes to the worker's log. Standard error goes to the launcher too; so may
 
 from __future__ import annotations
 
-import builtins
 import gc
 import logging
 import os
-import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from pkgutil import get_importer
-from types import MappingProxyType, ModuleType
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from poseidon.base.paths import module_file
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.logged_values import LoggedValues
 from poseidon.engine.memory import ScriptMemory, StartEnded
-from poseidon.engine.observation import Observation
+from poseidon.engine.observation import Observation, combined_statistics
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import current_line, place_of, running_in
@@ -49,12 +41,15 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
+from poseidon.torch.lone_steps import counting_steps, ended_alone, noticing_lone_steps
 from poseidon.torch.process_group.backend import Calls, register
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.script_process import (
     free_address,
     import_compiler_late,
     output_to_log,
+    run_script,
+    search_as_plain_python,
     torchrun_variables,
 )
 from poseidon.torch.spawning import ScriptPlace, this_machine
@@ -64,13 +59,6 @@ from ps_server.errors import found_in
 from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.torch.script")
-STRATEGIES = {
-    "lightning.fabric": 'Fabric(strategy="poseidon") of `import poseidon.lightning`',
-    "lightning.pytorch": 'Trainer(strategy="poseidon") of `import poseidon.lightning`',
-    "transformers.trainer": "`poseidon run --ddp`",
-    "accelerate": "`poseidon run --ddp`",
-}
-"""How a script of a library joins the others, by a module that the library has imported."""
 
 
 class ScriptEnded(PoseidonError):
@@ -112,8 +100,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._memory: ScriptMemory | None = None
         self._own_time: OwnTime | None = None
         self._iterations = 0
-        found = module_file(document.script) if document.module else None
-        self._file = str(found or document.script)
+        self._file = str((document.module and module_file(document.script)) or document.script)
         self._logged = LoggedValues(launcher.send)
 
     def location(self, error: Exception) -> str:
@@ -132,72 +119,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             os.dup2(stdout, 1)
             gc.unfreeze()
             gc.collect()  # what the script had
-        document = self.document
-        if self._opened or self._has_collectives:
-            return NOTHING
-        if document.workers == 1:
-            if document.member.by_worker.count > 1:
-                LOGGER.warning(
-                    "the script has ended without poseidon.distribute(), so --virtual_workers had "
-                    "no effect"
-                )
-            return NOTHING
-        if document.rank == 0:
-            LOGGER.warning(
-                "the script has ended without %s: each of the %d workers has run it by itself",
-                self._joins_by,
-                document.workers,
-            )
-        return {"joined": False}
-
-    @property
-    def _joins_by(self) -> str:
-        """What joins a script of this kind to the other workers."""
-        if self.document.ddp:
-            return "DistributedDataParallel"
-        used = (way for name, way in STRATEGIES.items() if name in sys.modules)
-        return next(used, "poseidon.distribute()")
-
-    @contextmanager
-    def _noticing_lone_steps(self, mesh: Mesh) -> Iterator[None]:
-        """Warn at an optimizer's first step if nothing has joined the workers before it."""
-
-        has_stepped = False
-
-        def notice(*_: object) -> None:
-            nonlocal has_stepped
-            is_first, has_stepped = not has_stepped, True
-            if is_first and not (self._opened or mesh.is_connected):
-                LOGGER.warning(
-                    "an optimizer makes a step, but nothing connects the %d workers, so each "
-                    "trains alone; use %s",
-                    self.document.workers,
-                    self._joins_by,
-                )
-
-        hook = register_optimizer_step_pre_hook(notice)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    @contextmanager
-    def _counting_steps(self, context: WorkerContext) -> Iterator[None]:
-        """Count the steps of the first optimizer that steps, where one worker has no exchange."""
-        counted: dict[int, int] = {}
-
-        def count(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            first = next(iter(counted), id(optimizer))
-            if not context.loops.begun and first == id(optimizer):
-                counted[first] = steps = counted.get(first, 0) + 1
-                position = LoopPosition(steps=steps, iterations=steps)
-                context.on_progress(context.loops.together(0, position))
-
-        hook = register_optimizer_step_post_hook(count)
-        try:
-            yield
-        finally:
-            hook.remove()
+        joined = self._opened or self._has_collectives
+        return NOTHING if joined else ended_alone(self.document)
 
     @property
     def kept_iteration(self) -> int | None:
@@ -281,8 +204,11 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             if end.code not in (None, 0):
                 raise ScriptEnded(end.code).with_traceback(end.__traceback__) from end
         finally:
-            self._logged.close()
-            self._progress.report()
+            self._report_last()
+
+    def _report_last(self) -> None:
+        self._logged.close()
+        self._progress.report()
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
@@ -299,8 +225,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             with closing(trace), running_in(context), self._process_group(context):
                 yield
         finally:
-            self._logged.close()
-            self._progress.report()
+            self._report_last()
 
     @contextmanager
     def _place(self) -> Iterator[ScriptPlace | None]:
@@ -337,9 +262,13 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 stack = undo or own
                 stack.enter_context(taking_from_trainer(context.log))
                 if context.worker.size == 1:
-                    stack.enter_context(self._counting_steps(context))
+                    stack.enter_context(counting_steps(context))
                 if is_first_of_several:
-                    stack.enter_context(self._noticing_lone_steps(mesh))
+                    stack.enter_context(
+                        noticing_lone_steps(
+                            self.document, lambda: bool(self._opened) or mesh.is_connected
+                        )
+                    )
                 yield stack
             mesh.end()  # first: a worker that waits for a call of this one does not leave these
             for reducer in context.reducers:
@@ -426,85 +355,3 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if self.document.rank == 0:
             self.report_plan(built, self._opened)
         self._opened += 1
-
-
-def run_script(document: ScriptDocument) -> None:
-    """Run a script as `python SCRIPT` does, or a module as `python -m` does.
-
-    A process that the script forks ends here: what follows in the worker is not its work.
-    """
-    worker = os.getpid()
-    try:
-        if document.module:
-            runpy.run_module(document.script, run_name="__main__", alter_sys=True)
-        elif get_importer(document.script) is None:
-            _run_file(document.script)
-        else:  # a folder or an archive
-            runpy.run_path(document.script, run_name="__main__")
-    except BaseException as error:
-        if os.getpid() != worker:
-            _end_fork(error)
-        raise
-    if os.getpid() != worker:
-        _end_fork(SystemExit())
-
-
-def _run_file(script: str) -> None:
-    """Run a file as the module `__main__`, with the names that it has under `python SCRIPT`.
-
-    `runpy` gives it others, and takes the module away from threads and exit functions of the
-    script, which need it to pickle.
-    """
-    loader, main = SourceFileLoader("__main__", script), ModuleType("__main__")
-    names = {"__builtins__": builtins, "__file__": script, "__cached__": None}
-    vars(main).update(names, __loader__=loader)
-    sys.modules["__main__"] = main
-    exec(loader.source_to_code(loader.get_data(script), script), vars(main))
-
-
-def _end_fork(error: BaseException) -> NoReturn:
-    """End this process as Python does after an exception, save for what is registered for the
-    worker's exit.
-    """
-    status, text = 1, None
-    if isinstance(error, SystemExit):
-        text = error.code if not isinstance(error.code, int | None) else None
-        status = 1 if text is not None else int(error.code or 0) & 0xFF
-    with suppress(OSError, ValueError):  # the script may have closed them
-        if not isinstance(error, SystemExit):
-            sys.excepthook(type(error), error, error.__traceback__)
-        elif text is not None:
-            print(text, file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
-
-
-def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of the `statistics` event for the groups of a script together.
-
-    The iterations of the first group count. The names of tensors of later groups begin with the
-    group's number.
-
-    Args:
-        of_groups: the fields of each, by its number from 0; empty: it has reported none.
-    """
-    total: dict[str, Any] = {"iterations": 0, "tensors": ()}
-    for number, fields in sorted(of_groups.items()):
-        for name, value in fields.items():
-            if name == "tensors":
-                prefix = f"group {number + 1}: " if number else ""
-                named = ({**tensor, "name": prefix + tensor["name"]} for tensor in value)
-                total[name] = (*total[name], *named)
-            elif name != "iterations" or number == 0:
-                total[name] = total.get(name, 0) + value
-    return total
-
-
-def search_as_plain_python(document: ScriptDocument) -> None:
-    """Let a script find modules in its own folder first, and not in the current folder, as
-    `python SCRIPT` does; a module in the current folder first, as `python -m` does.
-    """
-    first = os.getcwd() if document.module else str(Path(document.script).resolve().parent)
-    is_safe = getattr(sys.flags, "safe_path", False)  # Python 3.10 has none
-    sys.path[:] = [*([] if is_safe else [first]), *(path for path in sys.path if path)]

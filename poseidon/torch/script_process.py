@@ -14,21 +14,27 @@ without torch's compiler.
 
 from __future__ import annotations
 
+import builtins
 import codecs
 import contextlib
 import io
 import logging
 import os
 import random
+import runpy
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from pkgutil import get_importer
+from types import ModuleType
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed
 from torch.optim import SGD, Optimizer
 
 from poseidon.base.text_files import LineAssembler, OutputLine
@@ -262,3 +268,64 @@ def _step_of(torchs: Any) -> _Method:
             return plain(self, *args, **kwargs)
 
     return step
+
+
+def run_script(document: ScriptDocument) -> None:
+    """Run a script as `python SCRIPT` does, or a module as `python -m` does.
+
+    A process that the script forks ends here: what follows in the worker is not its work.
+    """
+    worker = os.getpid()
+    try:
+        if document.module:
+            runpy.run_module(document.script, run_name="__main__", alter_sys=True)
+        elif get_importer(document.script) is None:
+            _run_file(document.script)
+        else:  # a folder or an archive
+            runpy.run_path(document.script, run_name="__main__")
+    except BaseException as error:
+        if os.getpid() != worker:
+            _end_fork(error)
+        raise
+    if os.getpid() != worker:
+        _end_fork(SystemExit())
+
+
+def _run_file(script: str) -> None:
+    """Run a file as the module `__main__`, with the names that it has under `python SCRIPT`.
+
+    `runpy` gives it others, and takes the module away from threads and exit functions of the
+    script, which need it to pickle.
+    """
+    loader, main = SourceFileLoader("__main__", script), ModuleType("__main__")
+    names = {"__builtins__": builtins, "__file__": script, "__cached__": None}
+    vars(main).update(names, __loader__=loader)
+    sys.modules["__main__"] = main
+    exec(loader.source_to_code(loader.get_data(script), script), vars(main))
+
+
+def _end_fork(error: BaseException) -> NoReturn:
+    """End this process as Python does after an exception, save for what is registered for the
+    worker's exit.
+    """
+    status, text = 1, None
+    if isinstance(error, SystemExit):
+        text = error.code if not isinstance(error.code, int | None) else None
+        status = 1 if text is not None else int(error.code or 0) & 0xFF
+    with suppress(OSError, ValueError):  # the script may have closed them
+        if not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        elif text is not None:
+            print(text, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def search_as_plain_python(document: ScriptDocument) -> None:
+    """Let a script find modules in its own folder first, and not in the current folder, as
+    `python SCRIPT` does; a module in the current folder first, as `python -m` does.
+    """
+    first = os.getcwd() if document.module else str(Path(document.script).resolve().parent)
+    is_safe = getattr(sys.flags, "safe_path", False)  # Python 3.10 has none
+    sys.path[:] = [*([] if is_safe else [first]), *(path for path in sys.path if path)]

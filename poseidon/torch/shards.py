@@ -24,8 +24,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from poseidon.base.durable import replacing
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    Scope,
+)
 from poseidon.engine.packed import mapped
-from poseidon.engine.state_tree import Found, Leaf, Scope
 from poseidon.engine.this_process import current_context
 from poseidon.errors import SnapshotError, UsageError, counted, described
 from poseidon.exchange.base import Trained, is_sharded, like_shard, local_of

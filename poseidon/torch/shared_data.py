@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    Scope,
+)
 from poseidon.engine.random_streams import RandomStreams, seed_of
-from poseidon.engine.state_tree import Found, Leaf, Scope
 from poseidon.errors import UsageError
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import RandomStates

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from poseidon.errors import UsageError
-from poseidon.exchange.options import DEFAULT_OPTIONS
+from poseidon.torch.options import check_number
 from ps_server import NewtonSchulz, Rule, RuleKind, SpecError
 
 Rate = float | Callable[[int], float]
@@ -69,7 +69,7 @@ class ParameterGroup:
 
     def __post_init__(self) -> None:
         for name in ("lr_factor", "weight_decay_factor"):
-            _check(f"{name} of the group '{self.names}'", getattr(self, name))
+            check_number(f"{name} of the group '{self.names}'", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class UpdateRule:
 
     def __post_init__(self) -> None:
         if not callable(self.lr):
-            _check("lr", self.lr)
-        _check("weight_decay", self.weight_decay)
+            check_number("lr", self.lr)
+        check_number("weight_decay", self.weight_decay)
         self.server_rule("", (1, 1))
 
     @property
@@ -112,7 +112,7 @@ class UpdateRule:
         if not callable(self.lr):
             return float(self.lr)
         rate = self.lr(step)
-        _check(f"lr({step})", rate)
+        check_number(f"lr({step})", rate)
         return float(rate)
 
     def server_rule(self, name: str, shape: Sequence[int]) -> Rule:
@@ -137,47 +137,6 @@ class UpdateRule:
     def _rule(self, name: str, shape: Sequence[int]) -> Rule:
         """Return the rule of a parameter, without what all rules have in common."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
-    """The outer rule of local steps: m <- b m + g; w <- w - lr (g + b m), or w - lr m without
-    Nesterov's momentum.
-
-    g is the mean over the workers of what a round has subtracted from w. The
-    defaults are DiLoCo's (Douillard et al., 2023).
-
-    Args:
-        lr: the rate; above 0.
-        momentum: b; 0 <= b < 1.
-        nesterov: Nesterov's momentum.
-        fragments: parts of the parameters that are exchanged at different steps of a round; 1 to
-            its steps.
-        delay: local steps that are made while a part travels; 0 or more, less than the steps of a
-            round.
-        mix: the weight of a worker's own value when the common one comes after a delay; 0 <= mix <
-            1.
-        quorum: workers whose changes end a round; 0: all.
-        grace: seconds that a round then waits for the others.
-    """
-
-    lr: float = DEFAULT_OPTIONS.outer_lr
-    momentum: float = DEFAULT_OPTIONS.outer_momentum
-    nesterov: bool = DEFAULT_OPTIONS.outer_nesterov
-    fragments: int = DEFAULT_OPTIONS.sync_fragments
-    delay: int = DEFAULT_OPTIONS.sync_delay
-    mix: float = DEFAULT_OPTIONS.sync_mix
-    quorum: int = DEFAULT_OPTIONS.quorum
-    grace: float = DEFAULT_OPTIONS.quorum_grace
-
-    def __post_init__(self) -> None:
-        _check("lr of Outer", self.lr)
-        _check("momentum of Outer", self.momentum)
-        if not self.lr or self.momentum >= 1:
-            raise UsageError(
-                f"Outer has lr {self.lr} and momentum {self.momentum}; expected lr above 0 and "
-                "momentum below 1"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,8 +342,3 @@ def _adjustment(name: str | None, rows: int, columns: int) -> float:
 
 def _of_moments(kind: RuleKind, betas: tuple[float, float], eps: float) -> Rule:
     return Rule(kind=kind, momentum=float(betas[0]), momentum2=float(betas[1]), delta=float(eps))
-
-
-def _check(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{name} is {value!r}; expected a number, 0 or more")

@@ -24,8 +24,13 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch import tensors
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
-from poseidon.torch.update_rules import SGD, Adam, ParameterGroup, UpdateRule
+from poseidon.torch.options import DistributeOptions
+from poseidon.torch.update_rules import (
+    SGD,
+    Adam,
+    ParameterGroup,
+    UpdateRule,
+)
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses
 from tests.support.threads import failures_on_threads

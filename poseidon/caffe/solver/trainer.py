@@ -32,10 +32,15 @@ from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.state import SolverState
 from poseidon.caffe.solver.tester import Tester
 from poseidon.engine.kept_state import KeptState, StateCopy
+from poseidon.engine.leaf import MEMORY, StateSource
+from poseidon.engine.loop_table import (
+    Act,
+    Applies,
+    LoopEvent,
+)
 from poseidon.engine.memory import Regrouped, SolverMemory
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.session import Act, Applies, LoopEvent, TrainingSession
-from poseidon.engine.state_tree import MEMORY, StateSource
+from poseidon.engine.session import TrainingSession
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange

@@ -20,14 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+    first,
+)
+from poseidon.engine.loop_table import Applies, LoopEvent
 from poseidon.engine.packed import mapped, on_host
-from poseidon.engine.session import Applies, LoopEvent
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.own_states import OwnOptimizerStates
 from poseidon.torch.shards import (
     divided_by_name,
@@ -38,7 +45,7 @@ from poseidon.torch.shards import (
     sum_over_host,
     whole,
 )
-from poseidon.torch.tensors import DistributeOptions, ModuleTensors
+from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.optimizer import load_optimizer
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares

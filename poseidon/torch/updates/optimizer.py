@@ -17,13 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+)
 from poseidon.engine.packed import on_host
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.optimizer_rules import OptimizerRules
-from poseidon.torch.tensors import DistributeOptions, ModuleTensors
+from poseidon.torch.options import DistributeOptions
+from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.rule import RuleUpdate
 
 CLOSURE = "{}; use an optimizer whose step() uses gradients of backward(), without a closure"

@@ -10,16 +10,26 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 
-from poseidon.engine.session import Applies, LoopEvent, State
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+)
+from poseidon.engine.loop_table import (
+    Applies,
+    LoopEvent,
+    State,
+)
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.masters import under_a_rule
 from poseidon.torch.module_watch import SentGradients
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.shards import divided_by_name, gathered, leaf_of_parts
-from poseidon.torch.tensors import DistributeOptions, ModuleTensors
+from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.update_rules import ShardRules
 from ps_server.rules import history_count
 

@@ -18,16 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+)
+from poseidon.engine.loop_table import (
+    Applies,
+    LoopEvent,
+    State,
+)
 from poseidon.engine.packed import on_host
-from poseidon.engine.session import Applies, LoopEvent, State
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import like_shard, local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.module_watch import SentGradients
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.shards import of_optimizer, parts, whole
-from poseidon.torch.tensors import DistributeOptions, ModuleTensors
+from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.optimizer import (
     check_closure,
     check_no_closure,

@@ -25,7 +25,7 @@ from poseidon.engine.memory import (
 from poseidon.engine.packed import unpacked
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.torch.distribute import join
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 
 
 def memory(

@@ -6,16 +6,15 @@ import random
 
 import pytest
 
-from poseidon.engine.session import (
+from poseidon.engine.loop_table import (
     SENTENCES,
     Act,
     Applies,
     LoopEvent,
-    LoopPosition,
     State,
-    TrainingSession,
     table_of,
 )
+from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.errors import UsageError
 
 STEP = (LoopEvent.FORWARD, LoopEvent.BACKWARD, LoopEvent.PASS)

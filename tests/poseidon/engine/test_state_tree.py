@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree, first
+from poseidon.engine.leaf import (
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+    StateSource,
+    first,
+)
+from poseidon.engine.state_tree import StateTree
 from poseidon.exchange.broadcast import Gather
 from tests.poseidon.engine.test_kept_state import Meeting
 from tests.support.threads import failures_on_threads

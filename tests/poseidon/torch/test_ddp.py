@@ -20,9 +20,10 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.torch.ddp import ddp_script, default_group
+from poseidon.torch.options import Buffers
 from poseidon.torch.process_group.backend import register
 from poseidon.torch.process_group.mesh import Mesh
-from poseidon.torch.tensors import Buffers, module_tensors
+from poseidon.torch.tensors import module_tensors
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

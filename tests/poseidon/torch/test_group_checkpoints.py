@@ -24,7 +24,7 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import Buffers, DistributeOptions
+from poseidon.torch.options import Buffers, DistributeOptions
 from poseidon.torch.update_rules import SGD, Adam
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.network import Network

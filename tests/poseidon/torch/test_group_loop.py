@@ -15,7 +15,7 @@ from poseidon.engine.session import LoopPosition
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from poseidon.torch.updates.rule import RuleUpdate
 from ps_server import PeerLost, SignalKind

@@ -27,7 +27,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD, UpdateRule
 from ps_server import PeerLost, SignalKind
 from tests.support.cluster import job_addresses

@@ -18,9 +18,14 @@ import poseidon
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.group import Group
+from poseidon.torch.options import (
+    Buffers,
+    DistributeOptions,
+    Outer,
+    RunsOn,
+)
 from poseidon.torch.tables.table import Table
-from poseidon.torch.tensors import Buffers, DistributeOptions, RunsOn
-from poseidon.torch.update_rules import SGD, Outer
+from poseidon.torch.update_rules import SGD
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from tests.support.module_groups import BUILDING, How, member, together
 from tests.support.thread_streams import generator, streams_of_threads

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from poseidon.engine.packed import packed
 from poseidon.errors import PoseidonError, SnapshotError
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.torch.factor_rows import tensors_in
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions, RunsOn, tensors_in
-from poseidon.torch.update_rules import SGD, Adam, Outer
+from poseidon.torch.options import DistributeOptions, Outer, RunsOn
+from poseidon.torch.update_rules import SGD, Adam
 from tests.support.module_groups import Body, How, assert_same, member, together
 
 RECORDS, WHOLE, EPOCHS = 30, 12, 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from tests.support.module_groups import BUILDING, How, assert_same, member, together
 

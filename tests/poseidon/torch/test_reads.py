@@ -22,8 +22,8 @@ from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
+from poseidon.torch.options import DistributeOptions, RunsOn
 from poseidon.torch.reads import OnItsWay, Reads
-from poseidon.torch.tensors import DistributeOptions, RunsOn
 from poseidon.torch.update_rules import SGD
 from ps_server import Consistency, PeerLost
 from tests.support.module_groups import BATCH, How, batches, member, together

@@ -22,16 +22,14 @@ import poseidon
 from poseidon.engine.debugger import NO_DEBUGGER, refuse_breakpoints
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
+from poseidon.engine.observation import combined_statistics
 from poseidon.engine.process import run_work
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.watchdog import Watchdog
-from poseidon.torch.script import (
-    STRATEGIES,
-    ScriptWork,
-    combined_statistics,
-    search_as_plain_python,
-)
+from poseidon.torch.lone_steps import STRATEGIES
+from poseidon.torch.script import ScriptWork
+from poseidon.torch.script_process import search_as_plain_python
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

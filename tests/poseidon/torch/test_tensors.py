@@ -9,13 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.errors import UsageError
-from poseidon.torch.tensors import (
-    Buffers,
-    looked_up,
-    module_tensors,
-    rows_by_batch_size,
-    rows_by_example,
-)
+from poseidon.torch.factor_rows import rows_by_batch_size, rows_by_example
+from poseidon.torch.options import Buffers
+from poseidon.torch.tensors import looked_up, module_tensors
 
 
 class Mixed(nn.Module):

@@ -22,7 +22,7 @@ from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.state import FrozenHistories, restore, state_of
-from poseidon.engine.state_tree import Found, StateSource
+from poseidon.engine.leaf import Found, StateSource
 from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.replicas import NO_CHECK

@@ -25,7 +25,7 @@ from poseidon.exchange.lossy.compression import (
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S

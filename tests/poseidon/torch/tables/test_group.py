@@ -18,9 +18,9 @@ from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.row_tables import AloneRowTables
 from poseidon.torch.group import Group
+from poseidon.torch.options import DistributeOptions, RunsOn
 from poseidon.torch.tables.group import read_rows, rows_path, write_rows
 from poseidon.torch.tables.link import EmbeddingRows
-from poseidon.torch.tensors import DistributeOptions, RunsOn
 from poseidon.torch.update_rules import UpdateRule
 from ps_server import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.messages import Array, RowIds

@@ -18,8 +18,8 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
-from poseidon.torch.update_rules import SGD, Adam, Outer
+from poseidon.torch.options import DistributeOptions, Outer
+from poseidon.torch.update_rules import SGD, Adam
 from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate
 from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate, WorkerOptimizerUpdate
 from ps_server.network import Network

@@ -20,7 +20,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions, RunsOn
+from poseidon.torch.options import DistributeOptions, RunsOn
 from poseidon.torch.updates.optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.network import Network

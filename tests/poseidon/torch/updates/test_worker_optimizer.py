@@ -13,7 +13,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
-from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.network import Network
