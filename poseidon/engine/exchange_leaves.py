@@ -127,7 +127,6 @@ class ExchangeLeaves:
             write=self._write,
             resize=_mean,
             copy=(lambda _: [None] * len(self._own)) if self._is_private else self._copy,
-            live=self.replicated,
             is_opened=True,
         )
         return [history, self._leaf_of_outer()]
@@ -149,7 +148,7 @@ class ExchangeLeaves:
         )
 
     def replicated(self) -> Mapping[str, Tensor]:
-        """Return the live tensors that are equal on all replicas. See `Leaf.live`."""
+        """Return the live tensors that are equal on all replicas."""
         values = {trained.name: trained.tensor for trained in self._tensors}
         return {**values, **self._exchange.state.replicated()}
 

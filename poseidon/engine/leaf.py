@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 
 class Scope(Enum):
@@ -107,7 +105,6 @@ class Leaf:
         copy: begins to copy the value while training continues, on all workers that keep it, for
             `StateTree.copy`; with `VIRTUAL` returns it. It may write to what it has returned before
             (None: nothing). None: `read` does.
-        live: returns live tensors of it that are equal on all workers, by name.
         may_miss: whether states of other kinds of jobs, which also fit, have no such leaf.
         is_opened: whether the exchange brings it from rank 0 to all workers when it opens. With
             `VIRTUAL` a value is a mapping, whose names no other virtual worker has.
@@ -124,6 +121,5 @@ class Leaf:
     resize: Callable[[Found], Any] = nothing
     enter: Callable[[int], object] | None = None
     copy: Callable[[Any], Any] | None = None
-    live: Callable[[], Mapping[str, Tensor]] = dict
     may_miss: bool = False
     is_opened: bool = False

@@ -294,4 +294,3 @@ SENTENCES: Mapping[LoopEvent, Mapping[State | None, str]] = {
     LoopEvent.COLLECT: {State.CLOSED: _CLOSED},
 }
 """The sentence of an event that is not legal, by the state; None: in any other state."""
-"""The sentence of an event that is not legal, by the state; None: in any other state."""

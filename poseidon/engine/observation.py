@@ -85,8 +85,7 @@ class Observation(Observed):
         *,
         observers: Sequence[Observer] = (),
     ) -> None:
-        super().__init__(built.exchange)
-        self._built = built
+        super().__init__(built)
         self._trace = trace
         self._send = send
         names = [choice.name for choice in built.plan.choices]
@@ -107,7 +106,7 @@ class Observation(Observed):
             self._hooks = TracingHooks(self._layers, self._trace)
 
     def statistics(self) -> WorkerStatistics:
-        built, waits = self._built, self._waits
+        built, waits = self.built, self._waits
         choices, traffic = built.plan.choices, self.exchange.traffic()
         totals = built.client.statistics() if built.client is not None else None
         return WorkerStatistics(

@@ -24,8 +24,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from poseidon.engine.kept_state import Copying, KeptState, StateCopy
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.engine.packed import packed, unpacked
@@ -79,10 +77,6 @@ class StateTree:
             self.enter(at)
             yield virtual_worker
         self.enter(0)
-
-    def replicated(self) -> dict[str, Tensor]:
-        """Return the tensors that are compared between replicas, by name."""
-        return {name: value for leaf in self._leaves for name, value in leaf.live().items()}
 
     def read(
         self,

@@ -25,7 +25,6 @@ from poseidon.errors import JobError, described
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built, Connect
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from ps_server import ServerError
@@ -118,8 +117,8 @@ class Loops:
 class Observed:
     """The exchange of a module, which nothing observes. Observers are subclasses."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(self, built: Built) -> None:
+        self.built, self.exchange = built, built.exchange
 
     def watch(self) -> None:
         """Start to observe the layers of the module. Hooks that were put first
@@ -136,11 +135,6 @@ class Reducer(Protocol):
 
     def close(self) -> None:
         """Leave the exchange."""
-
-
-def unobserved(built: Built, module: nn.Module) -> Observed:
-    """Return the exchange without an observer: the default of `WorkerContext.observe`."""
-    return Observed(built.exchange)
 
 
 def _alone(own: str) -> tuple[str, ...]:
@@ -179,8 +173,7 @@ class WorkerContext:
         schemes: returns the scheme of each tensor, by the tensors' names, that an earlier start or
             run has chosen; empty: none.
         on_saved: called with each checkpoint once it is complete on disk.
-        on_open: called once the exchange is open, with what was built and the exchange to train
-            with.
+        on_open: called once the exchange is open.
         log: takes what the script logs: an iteration, and values by name.
         reducers: of the script's DistributedDataParallel modules; closed at its end.
         on_progress: called at the beginning and end of each step, of each collection and of
@@ -192,7 +185,7 @@ class WorkerContext:
     member: Membership = field(default_factory=Membership)
     connect: Connect = _alone
     trace: Tracer = NO_TRACE
-    observe: Callable[[Built, nn.Module], Observed] = unobserved
+    observe: Callable[[Built, nn.Module], Observed] = lambda built, _: Observed(built)
     job: str = ""
     folder: Path | None = None
     script: str = "checkpoint"
@@ -203,7 +196,7 @@ class WorkerContext:
     schemes: Callable[[Sequence[str]], Sequence[Scheme]] = _no_schemes
     say: Callable[[str], None] = _log
     on_saved: Callable[[WrittenSnapshot], None] = _nothing
-    on_open: Callable[[Built, Exchange], None] = _nothing
+    on_open: Callable[[Built], None] = _nothing
     on_progress: Callable[[LoopPosition], None] = _nothing
     log: Callable[[int, Mapping[str, Value]], None] = check
     reducers: list[Reducer] = field(default_factory=list)
@@ -234,8 +227,8 @@ class WorkerContext:
         settings: ExchangeSettings,
         module: nn.Module,
         shards: Sequence[Sequence[Trained]] = (),
-    ) -> tuple[Built, Observed]:
-        """Return the exchange of a module's tensors, and the same observed.
+    ) -> Observed:
+        """Return the exchange of a module's tensors.
 
         Args:
             shards: see `build_exchange`.
@@ -249,7 +242,7 @@ class WorkerContext:
             schemes=() if shards else self.schemes([trained.name for trained in tensors]),
             shards=shards,
         )
-        return built, self.observe(built, module)
+        return self.observe(built, module)
 
     def end_waits(self, error: BaseException | None) -> None:
         """Let no exchange wait for other workers as it closes, where the job continues after its

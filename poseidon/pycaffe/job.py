@@ -63,7 +63,7 @@ class JobMember:
             )
             for info, tensor in zip(contributions.infos, contributions.tensors(0), strict=True)
         ]
-        built, self._observed = context.build(
+        self._observed = context.build(
             self._tensors, ExchangeSettings(start_clock=solver.iter), solver.net._built.compiled
         )
         context.reducers.append(self)
@@ -80,7 +80,7 @@ class JobMember:
         self._session.on(LoopEvent.OPEN)
         self._set_iterations(solver.iter)
         context.loops.add(self)
-        context.on_open(built, self._exchange)
+        context.on_open(self._observed.built)
         solver._between = self._between
 
     def is_asked_to_stop(self) -> bool:

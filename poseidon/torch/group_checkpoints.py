@@ -68,7 +68,11 @@ class GroupCheckpoints:
     def _leaves(self) -> list[Leaf]:
         """Return the loop's progress, and what a start needs to know before it loads a state."""
         loop, session = self._loop, self._loop.session
-        plan = RecordedPlan.of_choices(loop.built.plan).to_json() if loop.built.recorded else ""
+        plan = (
+            RecordedPlan.of_choices(loop.observed.built.plan).to_json()
+            if loop.observed.built.recorded
+            else ""
+        )
         told = loop.context.member.virtual_workers is not None
         return [
             Leaf(name="poseidon", scope=Scope.SHARED, read=lambda: FORMAT),
@@ -345,7 +349,7 @@ class GroupCheckpoints:
             and not loop.session.passes
             and not loop.plan.tables
             and not (options.staleness or options.streams)
-            and loop.session.iterations % max(1, loop.built.local_steps) == 0
+            and loop.session.iterations % max(1, loop.observed.built.local_steps) == 0
         )
 
     @property

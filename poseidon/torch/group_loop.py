@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables, RowTables
 from poseidon.torch.masters import Masters
 from poseidon.torch.module_watch import ModuleWatch
-from poseidon.torch.own_states import OwnBuffers, bring_rest, open_streams
+from poseidon.torch.own_states import bring_rest, open_streams
 from poseidon.torch.reads import Reads
 from poseidon.torch.shards import bring_shards, views_of_fsdp
 from poseidon.torch.tables.group import TableGroup
@@ -162,6 +163,10 @@ class Update(ABC):
         """Return the state of the rule or optimizer."""
 
     @abstractmethod
+    def replicated(self) -> Mapping[str, Tensor]:
+        """Return the live tensors that are equal on all replicas, by name."""
+
+    @abstractmethod
     def reopen(self) -> None:
         """Open the exchange again with the module's tensors, and with the state that was loaded."""
 
@@ -182,25 +187,23 @@ class GroupLoop:
         context: WorkerContext,
     ) -> None:
         self.module = uncompiled(module)
-        self._kind = type(self.module)
         self.context = context
         self.update = update
         self.plan = plan = update.plan
         worker, member, options = context.worker, context.member, context.member.options
         self.streams = RandomStreams(member.own, None, worker.device, divided=False)
-        self.buffers = OwnBuffers(self.module, plan.rest, len(member.own))
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
         held = [trained.tensor for trained in plan.tensors]
         if plan.shards:
             held += views_of_fsdp(self.module)
         self.reads = Reads(self.module, plan.values, self._bring, held)
         settings = ExchangeSettings(clip=plan.options.clip)
-        self.built, self._observed = context.build(plan.tensors, settings, module, plan.shards)
+        self.observed = context.build(plan.tensors, settings, module, plan.shards)
         self.session = TrainingSession(
             update.applies,
             passes=plan.options.passes,
             turns=len(member.own),
-            behind=bool(options.staleness or self.built.local_steps),
+            behind=bool(options.staleness or self.observed.built.local_steps),
             alone=worker.size == 1,
             rank=worker.rank,
         )
@@ -221,7 +224,7 @@ class GroupLoop:
             options = replace(options, on_divergence=OnDivergence.STOP)
         self.check = ReplicaCheck(
             options if worker.size > 1 else NO_CHECK,
-            state=self.tree.replicated,
+            state=update.replicated,
             collect=self._gather_replicas,
             rank=worker.rank,
         )
@@ -239,7 +242,7 @@ class GroupLoop:
 
     @property
     def exchange(self) -> Exchange:
-        return self._observed.exchange
+        return self.observed.exchange
 
     def exchange_leaves(self, label: str) -> ExchangeLeaves:
         """Return the state of the exchange, with the label of its rule."""
@@ -247,7 +250,7 @@ class GroupLoop:
             self.plan.tensors,
             self.exchange,
             own=self.tree.own,
-            local_steps=self.built.local_steps,
+            local_steps=self.observed.built.local_steps,
             label=label,
         )
 
@@ -257,7 +260,7 @@ class GroupLoop:
         return self.watch.hooks
 
     def _open(self, module: nn.Module) -> None:
-        context, worker, client = self.context, self.context.worker, self.built.client
+        context, worker, client = self.context, self.context.worker, self.observed.built.client
         self.exchange.open(None)
         self.masters.publish_all()
         if worker.size > 1:
@@ -267,16 +270,15 @@ class GroupLoop:
                 bring_rest(whole, self.collections.gather, rank=worker.rank)
                 divided = {name: tensor for name, tensor in rest.items() if name not in whole}
                 bring_shards(divided, context.member)
-        self.buffers.restart()
         self.streams = open_streams(context, self.collections)
         self.streams.groups.add(self)
         self._open_tables(AloneRowTables() if client is None else client.rows)
         self.watch = ModuleWatch(
             module,
             self.plan,
-            self._observed,
+            self.observed,
             wait_free=context.member.options.wait_free,
-            on_forward=self._on_forward,
+            on_forward=partial(self._on_forward, type(self.module)),
             on_gradient=self._on_gradient,
             may_leave=self.update.may_leave,
             on_sent=self.update.sent,
@@ -287,14 +289,14 @@ class GroupLoop:
         self.session.on(LoopEvent.OPEN)
         if context.folder is not None:  # in a job a group may be used without its `with` block
             context.loops.add(self)
-        context.on_open(self.built, self.exchange)
+        context.on_open(self.observed.built)
         self.collections.report()
         self.update.attach(self)
 
     def _open_tables(self, tables: RowTables) -> None:
         worker = self.context.worker
         callbacks = Callbacks(
-            on_forward=lambda: self._on_forward(self.module, ()),
+            on_forward=partial(self._on_forward, type(self.module), self.module),
             on_gradient=self._on_gradient,
             passes_left=lambda: self.plan.options.passes - self.session.passes,
             around_wait=lambda: self.exchange.observing(ObservedCall.GATHER),
@@ -323,9 +325,9 @@ class GroupLoop:
         if event is LoopEvent.AVERAGE:
             self.collections.report()
 
-    def _on_forward(self, module: nn.Module, arguments: object) -> None:
+    def _on_forward(self, kind: type[nn.Module], module: nn.Module, *_: object) -> None:
         self.context.check_start()
-        if type(self.module) is not self._kind:
+        if type(self.module) is not kind:
             raise UsageError(
                 f"the module became a {type(self.module).__name__} after distribute(); call "
                 "fully_shard() before distribute()"
@@ -521,7 +523,7 @@ class GroupLoop:
         self.reads.all_came()
         self.masters.take_statistics()
         self.hooks.next_virtual_worker()
-        if self.built.local_steps:  # the next virtual worker has values of its own
+        if self.observed.built.local_steps:  # the next virtual worker has values of its own
             self.masters.publish_all()
         else:
             self.masters.publish_statistics()
@@ -533,7 +535,7 @@ class GroupLoop:
         self.weights.end_step()
 
     def _settle(self) -> None:
-        if self.context.member.options.staleness or self.built.local_steps:
+        if self.context.member.options.staleness or self.observed.built.local_steps:
             self.collections.gather(b"")  # a different call of another worker is found here
         with self.reads.turn:
             self.exchange.settle()
@@ -557,7 +559,7 @@ class GroupLoop:
         self.streams.enter(None)
         self.streams = RandomStreams(self.tree.own, None, self.context.worker.device, divided=False)
         self.tables.close()
-        self._observed.close()
+        self.observed.close()
 
 
 _ACTS: dict[Act, Callable[[GroupLoop], None]] = {

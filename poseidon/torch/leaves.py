@@ -31,6 +31,7 @@ from poseidon.engine.state_tree import StateTree
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import is_sharded, local_of
 from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.own_states import OwnBuffers
 from poseidon.torch.shards import (
     divided,
     divided_by_name,
@@ -52,6 +53,7 @@ class ModuleLeaves:
         self._loop = loop
         self._module = loop.module
         self._rest = {name: t for name, t in loop.plan.rest.items() if not is_sharded(t)}
+        self._own = OwnBuffers(loop.module, loop.plan.rest, len(loop.tree.own))
 
     def leaves(self) -> list[Leaf]:
         model = Leaf(
@@ -68,7 +70,7 @@ class ModuleLeaves:
             scope=Scope.VIRTUAL,
             stage=LeafStage.OWN,
             read=self._read_buffers,
-            enter=self._loop.buffers.enter,
+            enter=self._own.enter,
             write=self._write_buffers,
             resize=first,
         )
@@ -132,7 +134,7 @@ class ModuleLeaves:
 
     def _write_buffers(self, found: Found) -> None:
         self._load(found.each[0])
-        self._loop.buffers.restart()
+        self._own.restart()
         for virtual_worker in self._loop.tree.each():
             self._load(found.each[virtual_worker])
 

@@ -88,13 +88,13 @@ class MeanReducer(ABC):
         """
         self._context = context
         settings = ExchangeSettings(start_clock=iterations)
-        built, self._observed = context.build(list(tensors), settings, module, shards)
+        self._observed = context.build(list(tensors), settings, module, shards)
         self._exchange.open(None)
         self._on(LoopEvent.OPEN)
         self._session.continue_from(iterations=iterations)
         self._on(LoopEvent.FORWARD)
         self._observed.watch()
-        context.on_open(built, self._exchange)
+        context.on_open(self._observed.built)
 
     def _begin(self) -> None:
         """Note that a gradient is to be sent."""

@@ -38,7 +38,6 @@ from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import forget_meshes
 from poseidon.exchange.building.built import Built
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.lone_steps import counting_steps, ended_alone, noticing_lone_steps
@@ -348,8 +347,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             if self._own_time is not None:
                 self._own_time.end()
 
-    def _on_open(self, built: Built, exchange: Exchange) -> None:
-        self.launcher.forward_requests(exchange, self.document.rank)
+    def _on_open(self, built: Built) -> None:
+        self.launcher.forward_requests(built.exchange, self.document.rank)
         if self._opened == 0:  # its iterations are the job's
             self.launcher.facts["most_lead"] = built.most_lead
         if self.document.rank == 0:

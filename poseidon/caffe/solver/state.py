@@ -94,6 +94,10 @@ class SolverState:
         """Return the histories with which the exchange opens; None: none were loaded."""
         return self._of_exchange.loaded()
 
+    def replicated(self) -> Mapping[str, Tensor]:
+        """Return the live tensors that are equal on all replicas, by name."""
+        return self._of_exchange.replicated()
+
     def say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
         """Warn of a state of a different number of virtual workers, or Caffe's."""
         if self._rank == 0:

@@ -208,7 +208,7 @@ class Trainer:
     def _begin(self) -> None:
         self._check = ReplicaCheck(
             self._settings.exchange if self._replica.context.workers > 1 else NO_CHECK,
-            state=self._state.tree.replicated,
+            state=self._state.replicated,
             collect=self._exchange.control.all_gather,
             rank=self._replica.context.rank,
             start=self.iteration,

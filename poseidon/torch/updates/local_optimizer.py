@@ -158,7 +158,6 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             enter=self._enter,
             write=self._load_states,
             resize=first,
-            live=self._histories.replicated,
         )
         outer, member = self._histories.only_outer(), self.loop.context.member
         if not self.plan.shards:
@@ -179,6 +178,9 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             ),
             leaf_of_parts(outer, gather, lambda value: divided_by_name(value, like), member),
         ]
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        return self._histories.replicated()
 
     def _state(self) -> Any:
         state = self.optimizer.state_dict()

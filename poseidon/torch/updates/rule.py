@@ -231,6 +231,9 @@ class RuleUpdate(Update):
         )
         return [rate, *map(self._of_whole, self._histories.histories())]
 
+    def replicated(self) -> Mapping[str, Tensor]:
+        return self._histories.replicated()
+
     def _of_whole(self, leaf: Leaf) -> Leaf:
         """Return a leaf of histories with whole tensors, where this worker has parts."""
         if not self.plan.shards:

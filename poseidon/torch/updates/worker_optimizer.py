@@ -290,7 +290,6 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             collect=self._collect if self.plan.shards else None,
             parts=lambda: parts(self.optimizer.state_dict()),
             write=self._load_state,
-            live=self._replicated,
         )
         return [state]
 
@@ -305,7 +304,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
                 state = of_optimizer(state, self.optimizer)
         load_optimizer(self.optimizer, state)
 
-    def _replicated(self) -> Mapping[str, Tensor]:
+    def replicated(self) -> Mapping[str, Tensor]:
         names = {parameter: name for name, parameter in self.loop.module.named_parameters()}
         found: dict[str, Tensor] = {}
         for parameter in self._means:

@@ -63,7 +63,7 @@ class Job:
             member=Membership(
                 virtual_workers=VirtualWorkers((0, 3)), options=ExchangeOptions(**options)
             ),
-            on_open=lambda _, exchange: setattr(self, "exchange", exchange),
+            on_open=lambda built: setattr(self, "exchange", built.exchange),
         )
         with running_in(context):
             solver = caffe.get_solver("solver.prototxt")

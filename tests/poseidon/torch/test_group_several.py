@@ -296,8 +296,8 @@ def test_all_loops_hear_the_requests_of_the_first_and_report_to_one_place() -> N
     reported: list[LoopPosition] = []
     opened: list[Exchange] = []
 
-    def on_open(built: Built, exchange: Exchange) -> None:
-        opened.append(exchange)
+    def on_open(built: Built) -> None:
+        opened.append(built.exchange)
 
     context = WorkerContext(on_progress=reported.append, on_open=on_open, folder=Path("none"))
     gan = build()
