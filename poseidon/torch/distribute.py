@@ -38,7 +38,6 @@ from poseidon.torch.factor_rows import (
     rows_by_example,
 )
 from poseidon.torch.group import Group
-from poseidon.torch.group_loop import Update
 from poseidon.torch.options import (
     Buffers,
     DistributeOptions,
@@ -53,6 +52,7 @@ from poseidon.torch.update_rules import UpdateRule
 from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate, is_synchronous
 from poseidon.torch.updates.optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.rule import RuleUpdate
+from poseidon.torch.updates.update import Update
 from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

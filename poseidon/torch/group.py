@@ -24,10 +24,11 @@ from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
 from poseidon.torch import plain_values
 from poseidon.torch.group_checkpoints import GroupCheckpoints
-from poseidon.torch.group_loop import GroupLoop, Update
+from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import Kept
 from poseidon.torch.sampler import SharedSampler
 from poseidon.torch.shared_data import SEVERAL, SharedData, SharedLoader
+from poseidon.torch.updates.update import Update
 from poseidon.torch.weights import Batch
 from ps_server import ServerError
 

@@ -19,7 +19,6 @@ Laws:
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,14 +26,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.exchange_leaves import ExchangeLeaves
-from poseidon.engine.leaf import Leaf
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import (
     Act,
-    Applies,
     LoopEvent,
     State,
 )
@@ -59,116 +55,9 @@ from poseidon.torch.reads import Reads
 from poseidon.torch.shards import bring_shards, views_of_fsdp
 from poseidon.torch.tables.group import TableGroup
 from poseidon.torch.tables.link import Callbacks
-from poseidon.torch.tensors import GroupPlan
+from poseidon.torch.updates.update import Update
 from poseidon.torch.weights import BatchWeights
 from ps_server import ServerError
-
-
-class Update(ABC):
-    """How a module's parameters follow from gradients.
-
-    There are four (`updates`): a rule of the shards, a torch optimizer whose rules the shards apply,
-    a torch optimizer on the workers, and one on the workers with rounds of local steps. Each says
-
-        what to plan      `plan`
-        what to send      `rates`, `check_begin`, `check_backward`, `pass_ended`, `may_leave`, `sent`
-        how to apply      `step`, `average_gradients`
-        which state       `leaves`, `reopen`
-
-    Attributes:
-        plan: what the group exchanges.
-        applies: where gradients are applied.
-        label: the name of the rule or optimizer, in messages and checkpoints.
-        loop: the group's loop, from `attach` on.
-    """
-
-    plan: GroupPlan
-    applies: Applies
-    label: str
-    loop: GroupLoop
-    _handles: list[RemovableHandle]
-    """Of hooks in optimizers, from `attach` on."""
-
-    def attach(self, loop: GroupLoop) -> None:
-        """Take part in a loop, whose exchange is open."""
-        self.loop, self._handles = loop, []
-
-    def close(self) -> None:
-        """Leave the loop. A second call does nothing."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    @property
-    @abstractmethod
-    def lr(self) -> float:
-        """The learning rate of the current or the next step."""
-
-    @abstractmethod
-    def set_lr(self, rate: float) -> None:
-        """Set the learning rate.
-
-        Raises:
-            UsageError: within a step, or it belongs to an optimizer.
-        """
-
-    def rates(self) -> tuple[float, ...]:
-        """Return the rates of the iteration that begins; see `Trained.rate_index`."""
-        return (0.0,)
-
-    def check_begin(self) -> None:  # noqa: B027 - an optimizer may change parameters at any time
-        """Check what the script has done since the last step, before an iteration begins."""
-
-    def check_backward(self) -> None:  # noqa: B027 - see `RuleUpdate`
-        """Check that a backward pass may begin."""
-
-    def pass_ended(self, *, is_last: bool) -> None:  # noqa: B027 - nothing leaves with local steps
-        """Note the end of a backward pass.
-
-        Args:
-            is_last: it was the last one of the step.
-        """
-
-    def may_leave(self, index: int) -> bool:
-        """Return whether the gradient of a tensor may leave before the backward pass has ended."""
-        return True
-
-    def sent(self, index: int) -> None:  # noqa: B027 - an optimizer's parameters stay meanwhile
-        """Note that the gradient of a tensor has left within a backward pass."""
-
-    def check_read(self, index: int) -> None:  # noqa: B027 - as `sent`
-        """Check that the script may read a value that is on its way."""
-
-    def forget(self) -> None:  # noqa: B027 - as `pass_ended`
-        """Forget the passes of the turn."""
-
-    def forget_stale(self) -> None:  # noqa: B027 - shards take no gradient back
-        """Forget passes that belong to no step, where the loss of another module may have made
-        them.
-        """
-
-    @abstractmethod
-    def step(self, *, zero_grad: bool) -> bool:
-        """End the step, or the turn of a virtual worker within it. See `Group.step`."""
-
-    def average_gradients(self) -> bool:
-        """See `Group.average_gradients`."""
-        raise UsageError(
-            f"average_gradients() cannot be used with {self.label}, because the shards consume the "
-            "gradients; use a torch.optim optimizer on the workers"
-        )
-
-    @abstractmethod
-    def leaves(self) -> Sequence[Leaf]:
-        """Return the state of the rule or optimizer."""
-
-    @abstractmethod
-    def replicated(self) -> Mapping[str, Tensor]:
-        """Return the live tensors that are equal on all replicas, by name."""
-
-    @abstractmethod
-    def reopen(self) -> None:
-        """Open the exchange again with the module's tensors, and with the state that was loaded."""
 
 
 class GroupLoop:

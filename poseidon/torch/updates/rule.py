@@ -24,13 +24,14 @@ from poseidon.engine.loop_table import (
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
-from poseidon.torch.group_loop import GroupLoop, Update
+from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.masters import under_a_rule
 from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.shards import divided_by_name, gathered, leaf_of_parts
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.update_rules import ShardRules
+from poseidon.torch.updates.update import Update
 from ps_server.rules import history_count
 
 SCALED = (
@@ -44,6 +45,7 @@ class RuleUpdate(Update):
     """See `Update`."""
 
     applies = Applies.SHARDS
+    loop: GroupLoop
 
     def __init__(
         self,

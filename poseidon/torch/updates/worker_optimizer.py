@@ -33,7 +33,7 @@ from poseidon.engine.packed import on_host
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import like_shard, local_of
-from poseidon.torch.group_loop import GroupLoop, Update
+from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.shards import of_optimizer, parts, whole
@@ -46,6 +46,7 @@ from poseidon.torch.updates.optimizer import (
     loading,
     refuse_lr,
 )
+from poseidon.torch.updates.update import Update
 
 UNSCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
@@ -59,6 +60,8 @@ class WorkerOptimizerUpdate(Update):
     Args:
         optimizer: of some or all of the module's parameters.
     """
+
+    loop: GroupLoop
 
     def __init__(self, optimizer: torch.optim.Optimizer, context: WorkerContext) -> None:
         check_closure(optimizer)
