@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import json
 import logging
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,8 +22,6 @@ from typing import Any, TextIO
 import psutil
 import torch
 
-from poseidon.base.settings import hide_descriptors, read_settings
-from poseidon.engine.debugger import refuse_breakpoints
 from poseidon.engine.gpu import gpu_reading
 from poseidon.engine.own_time import WAITED
 from poseidon.errors import JobError
@@ -46,33 +42,6 @@ NOTHING_NOTED: Mapping[str, str] = MappingProxyType({})
 
 
 PAUSED = "the job continues with different workers"
-
-
-def launcher_streams() -> tuple[TextIO, TextIO]:
-    """Return the streams of the launcher: commands in, events out.
-
-    The standard streams are the user's code's from here on. Standard input is the launcher's own,
-    if this process may read it, or else empty. Otherwise a process that a layer forks would wait
-    for the thread that reads commands: `multiprocessing` closes `sys.stdin` in it. Standard output
-    becomes standard error, unless the launcher has given the events a descriptor of their own. So
-    no event follows text in its line.
-    """
-    settings = read_settings()
-    inlet = os.fdopen(os.dup(0), "r")
-    fd = os.open(os.devnull, os.O_RDONLY) if settings.stdin_fd is None else settings.stdin_fd
-    os.dup2(fd, 0)
-    os.close(fd)
-    hide_descriptors()
-    if settings.stdin_fd is None and not settings.debugger:
-        refuse_breakpoints()
-    if settings.events_fd is None:
-        outlet = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=True)
-        return inlet, outlet
-    os.set_inheritable(settings.events_fd, False)
-    return inlet, os.fdopen(settings.events_fd, "w")
 
 
 class LauncherConnection:

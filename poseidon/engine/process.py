@@ -16,25 +16,27 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
+import io
 import logging
 import multiprocessing.process
 import multiprocessing.util
+import os
 import pkgutil
 import shutil
 import signal
 import sys
 import tempfile
 import traceback
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from poseidon.base import glog
-from poseidon.base.settings import folder_of_sockets
-from poseidon.engine.debugger import ending
+from poseidon.base.settings import folder_of_sockets, hide_descriptors, read_settings
+from poseidon.engine.debugger import ending, refuse_breakpoints
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.gpu import bind_to_gpu
-from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
+from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.other_process import raised_elsewhere
 from poseidon.engine.work import Work
 from poseidon.errors import (
@@ -87,6 +89,33 @@ def main(arguments: list[str] | None = None) -> int:
     with outputs:
         launcher.end_without_launcher()
         return run_work(work_class(document, launcher))
+
+
+def launcher_streams() -> tuple[TextIO, TextIO]:
+    """Return the streams of the launcher: commands in, events out.
+
+    The standard streams are the user's code's from here on. Standard input is the launcher's own,
+    if this process may read it, or else empty. Otherwise a process that a layer forks would wait
+    for the thread that reads commands: `multiprocessing` closes `sys.stdin` in it. Standard output
+    becomes standard error, unless the launcher has given the events a descriptor of their own. So
+    no event follows text in its line.
+    """
+    settings = read_settings()
+    inlet = os.fdopen(os.dup(0), "r")
+    fd = os.open(os.devnull, os.O_RDONLY) if settings.stdin_fd is None else settings.stdin_fd
+    os.dup2(fd, 0)
+    os.close(fd)
+    hide_descriptors()
+    if settings.stdin_fd is None and not settings.debugger:
+        refuse_breakpoints()
+    if settings.events_fd is None:
+        outlet = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
+        return inlet, outlet
+    os.set_inheritable(settings.events_fd, False)
+    return inlet, os.fdopen(settings.events_fd, "w")
 
 
 def _shorten_sockets() -> None:

@@ -2,7 +2,7 @@
 `poseidon.distribute`.
 
 Law: the connection to the launcher is private. Before the script runs, its standard streams are
-replaced (`poseidon.engine.launcher_connection.launcher_streams`, `output_to_log`). It reads
+replaced (`poseidon.engine.process.launcher_streams`, `output_to_log`). It reads
 nothing; the one worker of a job on the launcher's host reads what the launcher reads. What it
 writes goes to the worker's log. Standard error goes to the launcher too; so may standard output.
 """

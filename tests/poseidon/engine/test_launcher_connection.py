@@ -14,7 +14,8 @@ from functools import partial
 
 import pytest
 
-from poseidon.engine.launcher_connection import WORKERS, LauncherConnection, launcher_streams
+from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
+from poseidon.engine.process import launcher_streams
 from poseidon.engine.session import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings
