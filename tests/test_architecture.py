@@ -348,7 +348,7 @@ SAFE_HERE = {
     "poseidon.caffe.data.prepare.cifar10_source": {"pickle"},
     # the error of torch.load(weights_only=True)
     "poseidon.engine.packed": {"pickle"},
-    "poseidon.torch.script": {"exec", "runpy"},  # the user's own script
+    "poseidon.torch.script_process": {"exec", "runpy"},  # the user's own script
 }
 
 

@@ -19,13 +19,7 @@ from torch import Tensor
 from benchmarks.gpu_runs.checks import CheckFailed, batches, build, loop, other_stream
 from benchmarks.gpu_runs.jobs import ROOT
 from benchmarks.gpu_runs.nets import DeviceNet
-from benchmarks.gpu_runs.speed import (
-    SpeedEffort,
-    System,
-    contestants,
-    device_name,
-    measure_speed,
-)
+from benchmarks.gpu_runs.speed import SpeedEffort, System, contestants, device_name, measure_speed
 from benchmarks.testbed.tables import Table
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.net.compile import compile_net

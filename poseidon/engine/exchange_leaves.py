@@ -18,12 +18,7 @@ import torch
 from torch import Tensor
 
 from poseidon.engine.kept_state import Copying
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-)
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.carrier import KeptHistories

@@ -17,19 +17,9 @@ from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.state import restore, state_of
 from poseidon.engine.exchange_leaves import ExchangeLeaves
-from poseidon.engine.leaf import (
-    MEMORY,
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-)
+from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.loop_table import (
-    Act,
-    Applies,
-    LoopEvent,
-)
+from poseidon.engine.loop_table import Act, Applies, LoopEvent
 from poseidon.engine.packed import packed
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree

@@ -32,18 +32,9 @@ from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.torch.factor_rows import (
-    Example,
-    rows_by_batch_size,
-    rows_by_example,
-)
+from poseidon.torch.factor_rows import Example, rows_by_batch_size, rows_by_example
 from poseidon.torch.group import Group
-from poseidon.torch.options import (
-    Buffers,
-    DistributeOptions,
-    Outer,
-    RunsOn,
-)
+from poseidon.torch.options import Buffers, DistributeOptions, Outer, RunsOn
 from poseidon.torch.shards import shards_of
 from poseidon.torch.sync_norm import check_norms
 from poseidon.torch.tables.plan import check_tables, optimizers_of, plan_tables

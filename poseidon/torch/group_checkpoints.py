@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poseidon.engine.leaf import (
-    MEMORY,
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-    StateSource,
-)
+from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.engine.loop_table import LoopEvent, State
 from poseidon.engine.packed import packed
 from poseidon.engine.snapshots.files import NO_RUN, Run, WrittenSnapshot, make_folder

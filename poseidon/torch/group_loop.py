@@ -29,11 +29,7 @@ from torch import Tensor, nn
 
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.loop_table import (
-    Act,
-    LoopEvent,
-    State,
-)
+from poseidon.engine.loop_table import Act, LoopEvent, State
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.state_tree import StateTree

@@ -19,13 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-    first,
-)
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.packed import on_host
 from poseidon.engine.state_tree import StateTree
 from poseidon.errors import SnapshotError, UsageError, counted

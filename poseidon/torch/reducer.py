@@ -11,12 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from poseidon.engine.loop_table import (
-    Act,
-    Applies,
-    LoopEvent,
-    State,
-)
+from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.worker_context import STEP, Observed, WorkerContext
 from poseidon.errors import UsageError, counted

@@ -24,11 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from poseidon.base.durable import replacing
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    Scope,
-)
+from poseidon.engine.leaf import Found, Leaf, Scope
 from poseidon.engine.packed import mapped
 from poseidon.engine.this_process import current_context
 from poseidon.errors import SnapshotError, UsageError, counted, described

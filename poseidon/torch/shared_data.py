@@ -15,11 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    Scope,
-)
+from poseidon.engine.leaf import Found, Leaf, Scope
 from poseidon.engine.random_streams import RandomStreams, seed_of
 from poseidon.errors import UsageError
 from poseidon.torch.group_loop import GroupLoop

@@ -21,16 +21,11 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.torch import tensors
+from poseidon.torch import factor_rows
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions
-from poseidon.torch.update_rules import (
-    SGD,
-    Adam,
-    ParameterGroup,
-    UpdateRule,
-)
+from poseidon.torch.update_rules import SGD, Adam, ParameterGroup, UpdateRule
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses
 from tests.support.threads import failures_on_threads
@@ -112,16 +107,16 @@ def failures_of(
         shards: number of shards.
         on_progress: takes a rank and the position that it reports.
     """
-    run_example = tensors._run
+    run_example = factor_rows._run
 
-    def run_example_alone(module: nn.Module, example: tensors.Example) -> None:
+    def run_example_alone(module: nn.Module, example: factor_rows.Example) -> None:
         # Two threads that read and write torch's generator at the same time may wait for each
         # other's lock and the GIL; workers are processes.
         with BUILDING:
             run_example(module, example)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(tensors, "_run", run_example_alone))
+        stack.enter_context(mock.patch.object(factor_rows, "_run", run_example_alone))
         places = [WorkerContext() if member is None else WorkerContext(member=member)]
         if workers > 1:
             member = member or Membership(network=Network(timeout_s=TIMEOUT_S))

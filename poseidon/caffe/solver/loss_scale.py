@@ -22,11 +22,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe.solver.finite import REMEDY
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    Scope,
-)
+from poseidon.engine.leaf import Found, Leaf, Scope
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.exchange import Exchange

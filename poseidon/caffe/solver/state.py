@@ -31,13 +31,7 @@ from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.kept_state import Copying
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-    StateSource,
-)
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree
 from poseidon.errors import counted

@@ -33,11 +33,7 @@ from poseidon.caffe.solver.state import SolverState
 from poseidon.caffe.solver.tester import Tester
 from poseidon.engine.kept_state import KeptState, StateCopy
 from poseidon.engine.leaf import MEMORY, StateSource
-from poseidon.engine.loop_table import (
-    Act,
-    Applies,
-    LoopEvent,
-)
+from poseidon.engine.loop_table import Act, Applies, LoopEvent
 from poseidon.engine.memory import Regrouped, SolverMemory
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import TrainingSession
@@ -49,13 +45,7 @@ from poseidon.exchange.job_control import join
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
-from poseidon.observe.metrics.glog_lines import (
-    GlogLine,
-    GlogSink,
-    done,
-    solving,
-    test_interrupted,
-)
+from poseidon.observe.metrics.glog_lines import GlogLine, GlogSink, done, solving, test_interrupted
 from poseidon.observe.metrics.record import Sink
 from ps_server import SignalKind
 

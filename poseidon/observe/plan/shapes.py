@@ -14,11 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.caffe.net.net import Net
-from poseidon.torch.factor_rows import (
-    Example,
-    rows_by_example,
-    run_example,
-)
+from poseidon.torch.factor_rows import Example, rows_by_example, run_example
 
 MIB = 2**20
 

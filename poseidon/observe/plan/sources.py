@@ -24,11 +24,7 @@ from poseidon.caffe.tools.solo import zero_inputs
 from poseidon.engine.packed import mapped
 from poseidon.errors import DataError, UsageError, described
 from poseidon.observe.plan.shapes import LayerShape, elements, module_layers, net_layers
-from poseidon.torch.factor_rows import (
-    Example,
-    run_example,
-    tensors_in,
-)
+from poseidon.torch.factor_rows import Example, run_example, tensors_in
 
 RECORD_LAYERS = ("Data", "ImageData", "WindowData")
 """Layers whose shapes are known from `crop_size` and `batch_size` without their data."""

@@ -27,11 +27,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from poseidon.base.durable import replacing
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    Scope,
-)
+from poseidon.engine.leaf import Found, Leaf, Scope
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.row_tables import RowTables
 from poseidon.torch.tables.link import Callbacks, EmbeddingRows, TableLink, link_of

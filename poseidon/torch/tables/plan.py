@@ -18,12 +18,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.tables.table import Table
-from poseidon.torch.update_rules import (
-    SGD,
-    AdaGrad,
-    Adam,
-    UpdateRule,
-)
+from poseidon.torch.update_rules import SGD, AdaGrad, Adam, UpdateRule
 from ps_server import RowRule, RowRuleKind
 from ps_server.protocol.row_settings import RowTableSpec
 

@@ -20,13 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-    first,
-)
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.loop_table import Applies, LoopEvent
 from poseidon.engine.packed import mapped, on_host
 from poseidon.engine.worker_context import STEP, WorkerContext

@@ -10,17 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-)
-from poseidon.engine.loop_table import (
-    Applies,
-    LoopEvent,
-    State,
-)
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
+from poseidon.engine.loop_table import Applies, LoopEvent, State
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of

@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.leaf import Leaf
-from poseidon.engine.loop_table import (
-    Applies,
-)
+from poseidon.engine.loop_table import Applies
 from poseidon.errors import UsageError
 from poseidon.torch.tensors import GroupPlan
 

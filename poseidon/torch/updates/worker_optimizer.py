@@ -18,17 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-)
-from poseidon.engine.loop_table import (
-    Applies,
-    LoopEvent,
-    State,
-)
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
+from poseidon.engine.loop_table import Applies, LoopEvent, State
 from poseidon.engine.packed import on_host
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError

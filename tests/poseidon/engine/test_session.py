@@ -6,14 +6,7 @@ import random
 
 import pytest
 
-from poseidon.engine.loop_table import (
-    SENTENCES,
-    Act,
-    Applies,
-    LoopEvent,
-    State,
-    table_of,
-)
+from poseidon.engine.loop_table import SENTENCES, Act, Applies, LoopEvent, State, table_of
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.errors import UsageError
 

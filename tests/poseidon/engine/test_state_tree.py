@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.engine.leaf import (
-    Found,
-    Leaf,
-    LeafStage,
-    Scope,
-    StateSource,
-    first,
-)
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource, first
 from poseidon.engine.state_tree import StateTree
 from poseidon.exchange.broadcast import Gather
 from tests.poseidon.engine.test_kept_state import Meeting

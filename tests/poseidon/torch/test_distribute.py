@@ -28,16 +28,8 @@ from poseidon.exchange.observe.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.options import (
-    Buffers,
-    DistributeOptions,
-    RunsOn,
-)
-from poseidon.torch.update_rules import (
-    SGD,
-    ParameterGroup,
-    UpdateRule,
-)
+from poseidon.torch.options import Buffers, DistributeOptions, RunsOn
+from poseidon.torch.update_rules import SGD, ParameterGroup, UpdateRule
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server import ServerError
 from ps_server.network import Network

@@ -18,12 +18,7 @@ import poseidon
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.group import Group
-from poseidon.torch.options import (
-    Buffers,
-    DistributeOptions,
-    Outer,
-    RunsOn,
-)
+from poseidon.torch.options import Buffers, DistributeOptions, Outer, RunsOn
 from poseidon.torch.tables.table import Table
 from poseidon.torch.update_rules import SGD
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
