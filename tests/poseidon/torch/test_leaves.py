@@ -223,9 +223,9 @@ JOBS: dict[str, tuple[int, type[nn.Module], How, dict[str, Any]]] = {
     "virtual workers in rounds": (1, Plain, momentum, {**ROUNDS, "virtual_workers": 3}),
 }
 """By a name: workers, the module, its update, and arguments of `distribute`."""
-FREE = {"told", "exchange_plan", "computation", "tables"}
+FREE = {"told", "exchange_plan", "computation", "tables", "groups"}
 """Leaves that a launcher reads, or a sentence names, and no continuation; and tables, which need
-files (`tables/test_group.py`).
+files (`tables/test_group.py`), and other groups (`test_group_several.py`).
 """
 
 
