@@ -261,7 +261,7 @@ class KeptLeaves:
         )
         return [shared, own]
 
-    def _collect(self, keeps: bool) -> dict[str, Any]:
+    def _collect(self, keeps: bool, _: bool) -> dict[str, Any]:
         found = {name: kept.state_dict() for name, kept in self._shared.items()}
         return {name: whole(state, keeps=keeps) for name, state in found.items()}
 

@@ -327,7 +327,7 @@ def leaf_of_parts(
     def resize(found: Found) -> Any:
         return leaf.resize(replace(found, each=[one for one in found.each if one is not None]))
 
-    collect = (lambda keeps: gather(leaf.read(), keeps)) if leaf.scope is Scope.SHARED else None
+    collect = (lambda keeps, _: gather(leaf.read(), keeps)) if leaf.scope is Scope.SHARED else None
     return replace(leaf, read=read, collect=collect, parts=marked, write=write, resize=resize)
 
 

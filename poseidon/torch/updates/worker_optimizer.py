@@ -287,7 +287,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         )
         return [state]
 
-    def _collect(self, keeps: bool) -> Any:
+    def _collect(self, keeps: bool, _: bool) -> Any:
         return whole(self.optimizer.state_dict(), keeps=keeps)
 
     def _load_state(self, found: Found) -> None:
