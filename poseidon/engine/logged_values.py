@@ -121,7 +121,7 @@ class LoggedValues:
             for name in values:
                 if name not in self._counts and len(self._counts) == MOST_NAMES:
                     raise UsageError(
-                        f"log() takes at most {MOST_NAMES} names; '{name}' is one more"
+                        f"log() takes at most {MOST_NAMES} names; '{name}' is too many"
                     )
                 self._counts.setdefault(name, _Count())
             due = {}

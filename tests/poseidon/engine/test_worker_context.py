@@ -39,7 +39,7 @@ def test_the_job_sees_the_loops_together() -> None:
     first, second = job.of_next_loop(), job.of_next_loop()
     first.on_progress(LoopPosition(steps=3, iterations=4, collections=1))
     second.on_progress(LoopPosition(steps=5, iterations=5, collections=2, collection="mean"))
-    assert seen[-1] == LoopPosition(steps=3, iterations=9, collections=3, collection="mean")
+    assert seen[-1] == LoopPosition(steps=3, iterations=9, collections=3, collection="mean", loop=1)
 
 
 @pytest.mark.parametrize("error", [ValueError("odd batch"), SystemExit(0)])

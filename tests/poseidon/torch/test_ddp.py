@@ -85,6 +85,6 @@ def test_a_module_of_ddp_has_one_virtual_worker_a_worker(mesh: Mesh) -> None:
         torch.distributed.init_process_group()
         with (
             destroyed_at_end(),
-            pytest.raises(UsageError, match="2 virtual workers on 1 worker ta"),
+            pytest.raises(UsageError, match="2 virtual workers on 1 worker"),
         ):
             DistributedDataParallel(nn.Linear(2, 1))

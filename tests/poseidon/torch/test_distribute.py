@@ -357,7 +357,9 @@ def test_a_call_after_the_group_was_closed_is_refused(how: How, call: str) -> No
         module(torch.ones(2, 3)).sum().backward()
         getattr(group, call)(*([1.0] if call == "mean" else []))
 
-    with pytest.raises(UsageError, match=rf"{call}\(\) after close\(\), or after the `with` block"):
+    with pytest.raises(
+        UsageError, match=rf"{call}\(\) comes after close\(\), or after the `with` block"
+    ):
         together(2, lambda _: Normed(), how, body, member=member())
 
 

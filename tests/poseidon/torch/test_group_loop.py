@@ -102,7 +102,7 @@ def test_a_loop_reports_its_position_while_it_waits(staleness: int) -> None:
 
     together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member(staleness=staleness))
     first = [
-        LoopPosition(collection="step"),
+        LoopPosition(collection="step", loop=None),
         LoopPosition(iterations=1),
         LoopPosition(steps=1, iterations=1),
         LoopPosition(steps=1, iterations=1, collections=1, collection="mean"),

@@ -47,7 +47,7 @@ def test_answers_come_in_their_order(requests: list[Request], answers: list[obje
     "request_", [(), ("set", "a"), ("get", 3), ("nosuch", "a"), ("set", "a", "b")]
 )
 def test_what_is_no_request_is_refused(request_: Request) -> None:
-    with pytest.raises(ValueError, match="no request"):
+    with pytest.raises(ValueError, match="not a request"):
         StoreTable().ask(request_, print)
 
 
