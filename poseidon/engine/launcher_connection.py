@@ -193,6 +193,7 @@ class LauncherConnection:
         Raises:
             JobError: the launcher has gone.
         """
+        self.facts.clear()  # a heartbeat of the next start must not have the position of this one
         self.send(
             "paused", snapshot=snapshot, is_part=is_part, message=message, regrouped=regrouped
         )

@@ -162,7 +162,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         """
         with output_to_log(self.document.log_file, Prints.LOG), suppress(NeedsOthers):
             self._run_script()
-        self.launcher.facts.clear()
 
     def _addresses(self, exchange: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
         def refuse(own: str = "") -> list[str]:

@@ -145,8 +145,10 @@ def test_a_worker_that_goes_on_gets_the_addresses_of_the_next_start() -> None:
         {"do": "connect", "addresses": ["tcp://second:0"]},
     )
     launcher.start()
+    launcher.facts.update(LoopPosition(steps=10).to_fields())
     try:
         assert launcher.pause(12, "worker 0 was lost") == {"rank": 1}
+        assert launcher.facts == {}, "a heartbeat of the next start has the position of this one"
         assert not launcher.is_asked_to_pause
         assert launcher.gone.wait(60)
         assert launcher.exchange_addresses() == ["tcp://second:0"]
