@@ -4,7 +4,7 @@ the stores that workers describe to shards.
 In JSON one is an object, and bytes are UTF-8. In msgpack one is a list of its fields, in order.
 
 Law: pure. Every field is checked against its type, so what `value_of` returns has the types of its
-class; the class itself checks ranges. Keys that are not its fields are ignored.
+class; the class itself checks ranges. A field named `..._s` is of seconds, and is not negative. Keys that are not its fields are ignored.
 """
 
 from __future__ import annotations
@@ -96,24 +96,27 @@ def _checks_of(kind: type) -> Mapping[str, tuple[_Check, bool]]:
         for each in fields(kind)
         if each.compare
     }
-    return {name: (_check_of(hints[name]), needed) for name, needed in required.items()}
+    return {
+        name: (_check_of(hints[name], _seconds if name.endswith("_s") else _finite), needed)
+        for name, needed in required.items()
+    }
 
 
-def _check_of(hint: Any) -> _Check:
-    """Return the check of a field with this type."""
+def _check_of(hint: Any, number: _Check) -> _Check:
+    """Return the check of a field with this type, whose floats `number` checks."""
     arguments = get_args(hint)
     if isinstance(hint, UnionType):
         (some,) = (each for each in arguments if each is not NoneType)
-        check = _check_of(some)
+        check = _check_of(some, number)
         return lambda value: None if value is None else check(value)
     if get_origin(hint) is tuple:
         if arguments[1] is ...:
-            return partial(_all, _check_of(arguments[0]))
-        return partial(_each, [_check_of(each) for each in arguments])
+            return partial(_all, _check_of(arguments[0], number))
+        return partial(_each, [_check_of(each, number) for each in arguments])
     if get_origin(hint) is Mapping:
-        return partial(_by_name, arguments[0], _check_of(arguments[1]))
+        return partial(_by_name, arguments[0], _check_of(arguments[1], number))
     if hint is float:
-        return _finite
+        return number
     if hint is bytes:
         return _bytes
     if hint is int:
@@ -147,6 +150,13 @@ def _finite(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise TypeError
     return float(value)
+
+
+def _seconds(value: object) -> float:
+    found = _finite(value)
+    if found < 0:
+        raise ValueError
+    return found
 
 
 def _all(check: _Check, value: object) -> tuple[Any, ...]:

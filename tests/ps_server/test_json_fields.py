@@ -40,7 +40,8 @@ class Outer:
     every: tuple[Inner, ...]
     pair: tuple[str, int]
     by_id: Mapping[int, str | None]
-    seconds: float
+    factor: float
+    limit_s: float
     color: Color
     is_set: bool = False
     extra: object = None
@@ -51,7 +52,8 @@ VALUE = Outer(
     every=(Inner(name="b"),),
     pair=("x", 3),
     by_id={4: "y", 5: None},
-    seconds=1.5,
+    factor=-1.5,
+    limit_s=0.5,
     color=Color.BLUE,
     extra={"any": [1]},
 )
@@ -81,8 +83,8 @@ def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored() -> Non
     [
         ("inner", None), ("inner", {"name": 3}), ("inner", {"name": ""}), ("every", {}), ("every", [3]),
         ("pair", ["x"]), ("pair", ["x", 2**63]), ("pair", ["x", "3"]), ("pair", ["x", 3, 4]), ("by_id", {"four": "y"}), ("by_id", []),
-        ("seconds", 10**400), ("seconds", True), ("seconds", float("inf")), ("seconds", float("nan")), ("seconds", None),
-        ("color", "green"), ("color", []), ("is_set", 1),
+        ("factor", 10**400), ("factor", True), ("factor", float("inf")), ("factor", float("nan")), ("factor", None),
+        ("limit_s", -0.5), ("limit_s", True), ("color", "green"), ("color", []), ("is_set", 1),
     ],
 )  # fmt: skip
 def test_another_type_is_refused_by_name(name: str, value: object) -> None:
