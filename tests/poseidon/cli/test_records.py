@@ -113,7 +113,7 @@ def test_a_process_that_begins_later_is_followed(
         (("empty",), JobError, "holds no log of a worker"),
         (("absent",), JobError, "neither a running job, nor a folder"),
         (("junk",), JobError, r"junk\.json is damaged or from a different version"),
-        (("job-a", "--worker=0", "--shard=0"), UsageError, "two processes"),
+        (("job-a", "--worker=0", "--shard=0"), UsageError, "--worker or --shard, not both"),
         (("job-a", "--lines=-1"), UsageError, "--lines=-1"),
     ],
 )
