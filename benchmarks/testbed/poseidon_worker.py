@@ -27,10 +27,9 @@ from benchmarks.testbed.worker_settings import (
     read_settings,
 )
 from poseidon.engine.this_process import running_in
-from poseidon.engine.worker_context import Observed, WorkerContext, unobserved
+from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.observer import ExchangeTrace, TracingHooks, named_layers
 from poseidon.torch.group import Group
@@ -117,10 +116,10 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
             or worker_addresses(settings.control.parent, own, rank, settings.workers)
         ),
         trace=trace,
-        observe=unobserved
-        if trace is NO_TRACE
-        else lambda built, module: Traced(built, module, trace),
-        on_open=log_plan if rank == 0 else lambda built, exchange: None,
+        observe=lambda built, module: (
+            Observed(built) if trace is NO_TRACE else Traced(built, module, trace)
+        ),
+        on_open=log_plan if rank == 0 else lambda built: None,
     )
 
 
@@ -160,7 +159,7 @@ class Traced(Observed):
     """
 
     def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
-        super().__init__(built.exchange)
+        super().__init__(built)
         names = [choice.name for choice in built.plan.choices]
         self.exchange.observe([ExchangeTrace(names, trace)])
         self._module = module
@@ -170,7 +169,7 @@ class Traced(Observed):
         TracingHooks(named_layers(self._module), self._trace)
 
 
-def log_plan(built: Built, exchange: Exchange) -> None:
+def log_plan(built: Built) -> None:
     """Log the plan to the job's output."""
     print("\n".join(built.plan.table()), flush=True)
 

@@ -161,7 +161,7 @@ def test_a_list_of_any_editor(tmp_path: Path, encoding: str) -> None:
 
 def test_a_line_with_two_labels_is_named(source: Path) -> None:
     source.write_text("picture 0.png 1 2\n")
-    message = r"list:1: there is no image .*picture 0.png 1; a line has one label, and '1' before the last one"
+    message = r"list:1: there is no image .*picture 0.png 1; a line has one label, and '1' is probably a second label"
     with pytest.raises(DataError, match=message):
         reader(source, plan(1))
 
