@@ -633,7 +633,8 @@ def register(mesh: Mesh, script: Calls | None = None) -> None:
 
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
     # the recorder of torch 2.15 and later is for groups in C++, and fails on this one
-    getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
+    recorded: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recorded.add(NAME)
 
 
 def initialize(mesh: Mesh, **arguments: Any) -> None:
