@@ -119,7 +119,8 @@ def shards_of(module: nn.Module, member: Membership) -> Shards | None:
     """Return how a module is divided; None: it is not.
 
     Raises:
-        UsageError: it is divided by a different mesh than `host_mesh`, or only in part.
+        UsageError: it is divided by a different mesh than `host_mesh`, or only in part, or among
+            more workers than it has rows.
     """
     named = dict(module.named_parameters())
     if not any(map(is_sharded, named.values())):
@@ -140,7 +141,14 @@ def shards_of(module: nn.Module, member: Membership) -> Shards | None:
             f"{counted(virtual.count, 'virtual worker')} cannot be divided among hosts of "
             f"{workers} workers, which share a module of fully_shard(); use a multiple of {workers}"
         )
-    return Shards(member.local_workers, found, {name: named[name].shape for name in found})
+    shards = Shards(workers, found, {name: named[name].shape for name in found})
+    trained = [name for name in found if named[name].requires_grad]
+    if trained and all(0 in shards.shape(name, workers - 1) for name in trained):
+        raise UsageError(
+            f"the {workers} workers of a host are more than the rows of every trained parameter; "
+            "start fewer workers a host, or leave out fully_shard()"
+        )
+    return shards
 
 
 def _dimension(name: str, parameter: Any, member: Membership) -> int:

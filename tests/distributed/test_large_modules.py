@@ -321,6 +321,9 @@ attempt(lambda: poseidon.distribute(part, optimizer_of(part)))
 others = poseidon.AdamW(lr=0.1)
 attempt(lambda: poseidon.distribute(divided(), poseidon.Muon(lr=0.1, others=others)))
 attempt(lambda: poseidon.distribute(divided(), poseidon.SGD(lr=0.1), virtual_workers=5))
+tiny = nn.Linear(3, 1)
+fully_shard(tiny, mesh=poseidon.host_mesh())
+attempt(lambda: poseidon.distribute(tiny, optimizer_of(tiny)))
 
 def late():
     model = GPT()
@@ -426,6 +429,7 @@ def test_what_cannot_be_exchanged_is_refused_in_a_sentence(printed: str) -> None
             "'word.weight' is not divided, and other parameters of the module are",
             "poseidon.Muon for 'word.weight' needs the whole matrix",
             "5 virtual workers cannot be divided",
+            "the 2 workers of a host are more than the rows of every trained parameter",
             "the module became a FSDPGPT after distribute()",
         ),
         strict=True,
