@@ -57,7 +57,7 @@ class LoopEvent(Enum):
     REPEAT = "a repetition"
     """The gradients of all turns are dropped, and the iteration starts again with the next batches."""
     TURN = "the end of a turn"
-    """The virtual worker has ended its passes, and another one of this process is next."""
+    """The virtual worker has ended its passes; the next one of this process begins."""
     AVERAGE = "average_gradients()"
     """The gradients become means now."""
     OPTIMIZE = "the optimizer's step()"

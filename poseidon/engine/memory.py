@@ -6,8 +6,8 @@ Laws:
   that continues from it has the bits of an undisturbed one.
 * The first worker of each of the first hosts holds it, so one of them can start all others. A snapshot
   counts once all of it has arrived; until then the one before it does.
-* Of a module that the workers of a host divide, each of them holds its part. A part counts once all
-  workers have made theirs. So where one worker of a job counts a snapshot, all others have it.
+* Where the workers of a host divide a module, each of them holds its part. A part counts once all
+  workers of the job have made theirs. So when one worker counts a snapshot, all others have it.
 * A solver trains on while the parts arrive (`kept_state.py`). A script takes its snapshot, the content
   of a checkpoint (`Group.save`), at once: where the loop asks the loader of the job's first group for
   the first batch of an iteration, and where a solver of pycaffe begins one. All that belongs to the

@@ -168,7 +168,7 @@ def check_params(params: Sequence[Any]) -> None:
 
 
 def infer_devices(model: Any) -> None:
-    """Store each blob's device in the model: that of the first operator that uses it."""
+    """Store in the model, for each blob, the device of the first operator that uses it."""
     found: dict[str, Any] = {}
 
     def look(net: Any) -> None:

@@ -50,7 +50,7 @@ class PredictorExportMeta(_Fields):
         Args:
             predict_net: a net, a plan, or the message of one.
             parameters, inputs, outputs: blobs or their names.
-            shapes: shapes of inputs and outputs; by default those of the workspace's blobs.
+            shapes: shapes of inputs and outputs; by default as in the workspace.
             name: tells the predictors of one file apart.
             extra_init_net: a net that runs behind the one that fills inputs and outputs with zeros.
             global_init_net: a net that runs behind the one that loads the parameters.

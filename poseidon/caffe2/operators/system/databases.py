@@ -39,7 +39,7 @@ OVERHEAD = 50
 
 
 def chunk_size(options: SerializationOptions, name: str, default: int) -> int:
-    """Return a blob's chunk size: that of the first pattern which its whole name matches."""
+    """Return the chunk size of the first pattern that matches a blob's whole name."""
     for option in options.options:
         if re.fullmatch(option.blob_name_regex, name):
             return option.chunk_size if option.HasField("chunk_size") else default

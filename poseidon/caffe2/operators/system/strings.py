@@ -171,7 +171,7 @@ class TextFileReader:
         try:
             return torch.tensor([float(text) for text in texts], dtype=torch.float32)
         except ValueError as error:
-            raise EnforceNotMet(f"{self.path} has a field that is no number: {error}") from error
+            raise EnforceNotMet(f"{self.path} has a field that is not a number: {error}") from error
 
 
 @operator("CreateTextFileReader", gradient=NO_GRADIENT)

@@ -95,7 +95,7 @@ def test_all_lines_of_all_passes_are_read(tmp_path: Path, passes: int, batch_siz
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a\n", "line 1 .* has 1 fields, 2 are expected"), ("a\tb\n", "no number")],
+    [("a\n", "line 1 .* has 1 fields, 2 are expected"), ("a\tb\n", "not a number")],
 )
 def test_a_malformed_line_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "lines.txt"
