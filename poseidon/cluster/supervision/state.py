@@ -287,8 +287,8 @@ class PauseState:
 
 
 DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
-"""Values of `ReportedPosition.collection`: a worker waits until all have joined; it ends a step; it waits
-for the means of the step that it has ended; it waits at the end of its `with` block.
+"""Values of `ReportedPosition.collection`: a worker waits until all have joined; it ends a step; it
+waits for the means of the step that it has ended; it waits at the end of its `with` block.
 """
 ENDING = (STEP, MEANS)
 
