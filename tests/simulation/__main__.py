@@ -40,24 +40,29 @@ def main(arguments: list[str] | None = None) -> int:
 def run_seeds(name: str, seeds: range, most_s: float) -> int:
     """Run seeds of a scenario and print what they show; return how many have failed."""
     began_s, done, events, simulated_s, lossy, failures = time.process_time(), 0, 0, 0.0, 0, 0
-    for seed in seeds:
-        if time.process_time() - began_s > most_s or failures == MOST_FAILURES:
-            break
-        world, error = run(name, seed)
-        done, events, simulated_s = done + 1, events + world.events, simulated_s + world.now
-        lossy += world.lossy
-        if error is not None:
-            failures += 1
-            print(shrink(name, seed, error, world.deviations).describe(), flush=True)
-    took_s = max(time.process_time() - began_s, 1e-9)
-    print(
-        f"{name}: {done} seeds from {seeds.start} on, {lossy} with a loss, {failures} failed; "
-        f"{1000 * took_s / max(done, 1):.1f} ms of a core and {events // max(done, 1)} events a "
-        f"seed, {simulated_s / took_s:.0f} simulated seconds a second",
-        flush=True,
-    )
+    try:
+        for seed in seeds:
+            if time.process_time() - began_s > most_s or failures == MOST_FAILURES:
+                break
+            world, error = run(name, seed)
+            done, events, simulated_s = done + 1, events + world.events, simulated_s + world.now
+            lossy += world.lossy
+            if error is not None:
+                failures += 1
+                print(shrink(name, seed, error, world.deviations).describe(), flush=True)
+    finally:  # also after Ctrl-C
+        took_s = max(time.process_time() - began_s, 1e-9)
+        print(
+            f"{name}: {done} seeds from {seeds.start} on, {lossy} with a loss, {failures} failed; "
+            f"{1000 * took_s / max(done, 1):.1f} ms of a core and {events // max(done, 1)} events "
+            f"a seed, {simulated_s / took_s:.0f} simulated seconds a second",
+            flush=True,
+        )
     return failures
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
