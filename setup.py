@@ -267,5 +267,5 @@ setup(
         "redis": REDIS_REQUIRES,
         "tensorboard": TENSORBOARD_REQUIRES,
     },
-    entry_points={"console_scripts": ["poseidon = poseidon.cli.main:main"]},
+    entry_points={"console_scripts": ["poseidon = poseidon.cli.entry:main"]},
 )

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from poseidon.base.settings import inherited_environment
-from poseidon.cli.main import ctrl_c_ends_at_once, parse_arguments
+from poseidon.cli.entry import ctrl_c_ends_at_once
+from poseidon.cli.main import parse_arguments
 from poseidon.cluster.dial.tasks import TaskDialer
 from poseidon.cluster.rendezvous import read_key, task_from, write_new_key
 from poseidon.errors import UsageError

@@ -14,9 +14,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
-from types import FrameType
 from typing import Any, TextIO
 
 from poseidon.base.paths import own_command
@@ -24,6 +23,7 @@ from poseidon.base.settings import let_waiting_threads_sleep, name_user
 from poseidon.base.text_files import visible, visible_line
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.checks import check
+from poseidon.cli.entry import ctrl_c_ends_at_once
 from poseidon.cli.parsers import data, jobs, nets
 from poseidon.cli.parsers.form import Command
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
@@ -313,31 +313,3 @@ def _drop_unwritten() -> None:
             getattr(sys, name).flush()
         except (OSError, ValueError):
             setattr(sys, name, io.StringIO())
-
-
-@contextmanager
-def ctrl_c_ends_at_once(name: str) -> Iterator[None]:
-    """Make Ctrl-C end the process with a line and code 130, while the block imports modules.
-
-    A KeyboardInterrupt would not do: numpy and others lose it, and fail later with an error that
-    names another cause. Outside the main thread, or in a program with a handler of its own, nothing
-    changes.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or before is not signal.default_int_handler
-    ):
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        with suppress(OSError):
-            os.write(2, f"{name}: interrupted\n".encode())
-        os._exit(128 + number)
-
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

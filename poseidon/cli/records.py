@@ -13,7 +13,7 @@ from pathlib import Path
 
 from poseidon.base.foreign_files import open_in
 from poseidon.base.settings import read_settings
-from poseidon.cli.main import ctrl_c_ends_at_once
+from poseidon.cli.entry import ctrl_c_ends_at_once
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.machinefile import HIGHEST_PORT, is_loopback
 from poseidon.engine.snapshots.files import make_folder, write_atomically

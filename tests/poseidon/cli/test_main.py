@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli import jobs, running_jobs
-from poseidon.cli.main import COMMANDS, OTHER_NAMES, ctrl_c_ends_at_once, main
+from poseidon.cli.main import COMMANDS, OTHER_NAMES, main
 
 
 class FullDisk(io.StringIO):
@@ -402,44 +402,6 @@ def test_commands_that_start_nothing_import_no_torch(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[0, 1, 1, 1]"
-
-
-PROGRAM = """
-import os, signal, sys
-
-class Interrupts:
-    def find_spec(self, name, path=None, target=None):
-        if name == "numpy":
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-            except KeyboardInterrupt:
-                pass
-
-sys.meta_path.insert(0, Interrupts())
-from poseidon.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_ctrl_c_within_an_import_that_loses_it_is_one_line() -> None:
-    """The job would start, and train as if nobody had asked it to stop."""
-    words = [sys.executable, "-c", PROGRAM, "train", "--solver=/dev/null"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (130, "poseidon train: interrupted\n")
-
-
-def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with ctrl_c_ends_at_once("x"):
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with ctrl_c_ends_at_once("x"):
-            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
