@@ -11,7 +11,7 @@ import torch
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.snapshot.caffemodel import write_model
 from tests.support import opencv
-from tests.support.nets import build, inputs, layer
+from tests.support.nets import build, inputs, layer, stack
 
 Floats = opencv.Floats
 REGIONS = np.array(
@@ -100,117 +100,28 @@ def test_proposals_agree_with_opencv(tmp_path: Path, seed: int) -> None:
     np.testing.assert_allclose(ours, theirs[: len(ours)], rtol=1e-4, atol=1e-3)
 
 
-HEAD = [
-    layer(
-        "Convolution",
-        "data",
-        "c1",
-        "convolution_param "
-        f"{{ num_output: 16 kernel_size: 5 stride: 4 pad: 2 weight_{GAUSS} }}".replace(
-            "mean: 1 std: 0.3", "std: 0.1"
-        ),
-        name="c1",
-    ),
-    layer("ReLU", "c1", "c1", name="r1"),
-    layer(
-        "Pooling",
-        "c1",
-        "p1",
-        "pooling_param { kernel_size: 2 stride: 2 ceil_mode: false }",
-        name="p1",
-    ),
-    layer(
-        "Convolution",
-        "p1",
-        "c2",
-        "convolution_param { num_output: 24 kernel_size: 3 stride: 2 pad: 1 weight_filler { type: "
-        "'xavier' } bias_filler { type: 'gaussian' std: 0.1 } }",
-        name="c2",
-    ),
-    layer("ReLU", "c2", "c2", name="r2"),
-    layer(
-        "Convolution",
-        "c2",
-        "rpn_score",
-        "convolution_param { num_output: 18 kernel_size: 1 weight_filler { type: 'xavier' } }",
-        name="rpn_score",
-    ),
-    layer(
-        "Convolution",
-        "c2",
-        "rpn_box",
-        "convolution_param { num_output: 36 kernel_size: 1 weight_filler { type: 'gaussian' std: "
-        "0.01 } }",
-        name="rpn_box",
-    ),
-    layer(
-        "Reshape",
-        "rpn_score",
-        "rpn_pairs",
-        "reshape_param { shape { dim: 0 dim: 2 dim: -1 dim: 0 } }",
-        name="rpn_pairs",
-    ),
-    layer("Softmax", "rpn_pairs", "rpn_prob", name="rpn_prob"),
-    layer(
-        "Reshape",
-        "rpn_prob",
-        "rpn_prob2",
-        "reshape_param { shape { dim: 0 dim: 18 dim: -1 dim: 0 } }",
-        name="rpn_prob2",
-    ),
-    layer(
-        "Proposal",
-        "rpn_prob2 rpn_box im_info",
-        "rois",
-        f"proposal_param {{ {ANCHORS} pre_nms_topn: 500 post_nms_topn: 20 nms_thresh: 0.6 }}",
-        name="proposal",
-    ),
-    layer(
-        "Convolution",
-        "c2",
-        "maps",
-        "convolution_param { num_output: 45 kernel_size: 1 weight_filler { type: 'xavier' } "
-        "bias_filler { type: 'gaussian' std: 0.1 } }",
-        name="maps",
-    ),
-    layer(
-        "Convolution",
-        "c2",
-        "box_maps",
-        "convolution_param { num_output: 72 kernel_size: 1 weight_filler { type: 'xavier' } }",
-        name="box_maps",
-    ),
-    layer(
-        "PSROIPooling",
-        "maps rois",
-        "parts",
-        "psroi_pooling_param { spatial_scale: 0.0625 output_dim: 5 group_size: 3 }",
-        name="parts",
-    ),
-    layer(
-        "PSROIPooling",
-        "box_maps rois",
-        "box_parts",
-        "psroi_pooling_param { spatial_scale: 0.0625 output_dim: 8 group_size: 3 }",
-        name="box_parts",
-    ),
-    layer(
-        "Pooling",
-        "parts",
-        "scores",
-        "pooling_param { pool: AVE kernel_size: 3 stride: 3 }",
-        name="scores",
-    ),
-    layer(
-        "Pooling",
-        "box_parts",
-        "boxes",
-        "pooling_param { pool: AVE kernel_size: 3 stride: 3 }",
-        name="boxes",
-    ),
-    layer("Softmax", "scores", "prob", name="prob"),
-]
-PROPOSAL = next(place for place, text in enumerate(HEAD) if '"Proposal"' in text)
+HEAD = """
+Convolution data > c1 | convolution_param { num_output: 16 kernel_size: 5 stride: 4 pad: 2 weight_filler { type: 'gaussian' std: 0.1 } }
+ReLU c1 > c1
+Pooling c1 > p1 | pooling_param { kernel_size: 2 stride: 2 ceil_mode: false }
+Convolution p1 > c2 | convolution_param { num_output: 24 kernel_size: 3 stride: 2 pad: 1 XAVIER NOISE }
+ReLU c2 > c2
+Convolution c2 > rpn_score | convolution_param { num_output: 18 kernel_size: 1 XAVIER }
+Convolution c2 > rpn_box | convolution_param { num_output: 36 kernel_size: 1 weight_filler { type: 'gaussian' std: 0.01 } }
+Reshape rpn_score > rpn_pairs | reshape_param { shape { dim: 0 dim: 2 dim: -1 dim: 0 } }
+Softmax rpn_pairs > rpn_prob
+Reshape rpn_prob > rpn_prob2 | reshape_param { shape { dim: 0 dim: 18 dim: -1 dim: 0 } }
+Proposal rpn_prob2 rpn_box im_info > rois | proposal_param { ANCHORS pre_nms_topn: 500 post_nms_topn: 20 nms_thresh: 0.6 }
+Convolution c2 > maps | convolution_param { num_output: 45 kernel_size: 1 XAVIER NOISE }
+Convolution c2 > box_maps | convolution_param { num_output: 72 kernel_size: 1 XAVIER }
+PSROIPooling maps rois > parts | psroi_pooling_param { spatial_scale: 0.0625 output_dim: 5 group_size: 3 }
+PSROIPooling box_maps rois > box_parts | psroi_pooling_param { spatial_scale: 0.0625 output_dim: 8 group_size: 3 }
+Pooling parts > scores | pooling_param { pool: AVE kernel_size: 3 stride: 3 }
+Pooling box_parts > boxes | pooling_param { pool: AVE kernel_size: 3 stride: 3 }
+Softmax scores > prob
+"""
+HEAD = HEAD.replace("ANCHORS", ANCHORS).replace("XAVIER", "weight_filler { type: 'xavier' }")
+HEAD = HEAD.replace("NOISE", "bias_filler { type: 'gaussian' std: 0.1 }")
 
 
 @pytest.mark.parametrize("top", ["rois", "prob", "boxes"])
@@ -219,9 +130,8 @@ def test_a_whole_head_of_rfcn_agrees_with_opencv(tmp_path: Path, top: str) -> No
         "data": noise(1, 3, 192, 240, seed=5),
         "im_info": np.array([[192, 240, 1]], np.float32),
     }
-    ours, theirs = both(
-        tmp_path, "".join(HEAD[: PROPOSAL + 1] if top == "rois" else HEAD), given, top
-    )
+    text = stack(HEAD.partition("Convolution c2 > maps")[0] if top == "rois" else HEAD)
+    ours, theirs = both(tmp_path, text, given, top)
     assert len(ours) == 20
     np.testing.assert_allclose(
         ours,

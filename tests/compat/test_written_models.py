@@ -13,119 +13,35 @@ from poseidon.caffe.proto.blob import to_array
 from poseidon.caffe.proto.caffe_pb2 import TEST, NetParameter
 from poseidon.caffe.snapshot.caffemodel import write_model
 from tests.support import opencv
-from tests.support.nets import build, inputs, layer
+from tests.support.nets import build, stacks
 
-FILLERS = (
-    'weight_filler { type: "gaussian" std: 0.3 } bias_filler { type: "uniform" min: -1 max: 1 }'
+NETS = stacks(
+    """
+convolutions: CONV c1 | convolution_param { num_output: 4 kernel_size: 3 pad: 1 stride: 2 FILL }; Convolution c1 > c2 | convolution_param { num_output: 6 kernel_h: 1 kernel_w: 3 dilation: 2 group: 2 FILL }; ReLU c2 > c2 | relu_param { negative_slope: 0.1 }
+pooling rounds up: CONV c | THREE; Pooling c > max | pooling_param { kernel_size: 3 stride: 2 }; Pooling max > mean | pooling_param { pool: AVE kernel_size: 2 stride: 2 pad: 1 }
+normalization: CONV c | THREE; LRN c > n | lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 }; LRN n > w | lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 norm_region: WITHIN_CHANNEL }
+a classifier: CONV c | THREE; TanH c > t; InnerProduct t > ip | inner_product_param { num_output: 5 FILL }; Softmax ip > prob
+one value at a time: AbsVal x=2,3,13,11 > a; Power a > p | power_param { power: 1.5 scale: 2 shift: 0.1 }; ELU x > e | elu_param { alpha: 0.7 }; BNLL x > b
+shapes: Slice x=2,3,13,11 > s1 s2 | slice_param { slice_point: 1 }; Flatten s1 > f; Reshape s2 > r | reshape_param { shape { dim: 0 dim: -1 dim: 11 } }; MVN x > m
+deconvolution: Deconvolution x=2,3,13,11 > d | convolution_param { num_output: 4 kernel_size: 4 stride: 2 pad: 1 FILL }
+joins: CONV a | ONE; Convolution x > b | ONE; Eltwise a b > sum | eltwise_param { coeff: 1 coeff: -0.5 }; Concat a sum > joined; Sigmoid joined > s
+a residual block's parts: CONV c | convolution_param { num_output: 4 kernel_size: 3 bias_term: false FILL }; BatchNorm c > bn; Scale bn > scaled | scale_param { bias_term: true filler { type: 'uniform' min: 0.5 max: 2 } }; PReLU scaled > p | prelu_param { filler { type: 'uniform' } }
+permutations: Permute x=2,3,13,11 > p | permute_param { order: 0 order: 2 order: 3 order: 1 }; Permute x > q | permute_param { order: 0 order: 3 order: 1 order: 2 }
+normalizations: CONV c | THREE; Normalize c > each | norm_param { across_spatial: false channel_shared: false scale_filler { type: 'uniform' min: 5 max: 20 } }
+prior boxes: Pooling x=2,3,13,11 > m | pooling_param { kernel_size: 3 stride: 3 }; PriorBox m x > a | prior_box_param { PRIOR clip: false offset: 0.5 }; PriorBox m x > b | prior_box_param { PRIOR clip: true step: 4 offset: 0.3 }; PriorBox m x > c | prior_box_param { PRIOR step_h: 3 step_w: 5 flip: false clip: false }
+""",
+    CONV="Convolution x=2,3,13,11 >",
+    THREE="convolution_param { num_output: 6 kernel_size: 3 FILL }",
+    ONE="convolution_param { num_output: 4 kernel_size: 1 FILL }",
+    FILL="weight_filler { type: 'gaussian' std: 0.3 } bias_filler { type: 'uniform' min: -1 max: 1 }",
+    PRIOR="min_size: 4 min_size: 7 max_size: 6 max_size: 9 aspect_ratio: 2 aspect_ratio: 3 "
+    "variance: 0.1 variance: 0.1 variance: 0.2 variance: 0.2",
 )
-
-
-def conv(bottom: str, top: str, body: str) -> str:
-    return layer("Convolution", bottom, top, f"convolution_param {{ {body} {FILLERS} }}", name=top)
-
-
-PRIOR = (
-    "min_size: 4 min_size: 7 max_size: 6 max_size: 9 aspect_ratio: 2 aspect_ratio: 3 "
-    "variance: 0.1 variance: 0.1 variance: 0.2 variance: 0.2"
-)
-
-NETS = {
-    "convolutions": conv("x", "c1", "num_output: 4 kernel_size: 3 pad: 1 stride: 2")
-    + conv("c1", "c2", "num_output: 6 kernel_h: 1 kernel_w: 3 dilation: 2 group: 2")
-    + layer("ReLU", "c2", "c2", "relu_param { negative_slope: 0.1 }", name="relu"),
-    "pooling rounds up": conv("x", "c", "num_output: 4 kernel_size: 3")
-    + layer("Pooling", "c", "max", "pooling_param { kernel_size: 3 stride: 2 }", name="max")
-    + layer(
-        "Pooling",
-        "max",
-        "mean",
-        "pooling_param { pool: AVE kernel_size: 2 stride: 2 pad: 1 }",
-        name="mean",
-    ),
-    "normalization": conv("x", "c", "num_output: 6 kernel_size: 3")
-    + layer("LRN", "c", "n", "lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 }", name="n")
-    + layer(
-        "LRN",
-        "n",
-        "w",
-        "lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 norm_region: WITHIN_CHANNEL }",
-        name="w",
-    ),
-    "a classifier": conv("x", "c", "num_output: 4 kernel_size: 3")
-    + layer("TanH", "c", "t", name="t")
-    + layer(
-        "InnerProduct", "t", "ip", f"inner_product_param {{ num_output: 5 {FILLERS} }}", name="ip"
-    )
-    + layer("Softmax", "ip", "prob", name="prob"),
-    "one value at a time": layer("AbsVal", "x", "a", name="a")
-    + layer("Power", "a", "p", "power_param { power: 1.5 scale: 2 shift: 0.1 }", name="p")
-    + layer("ELU", "x", "e", "elu_param { alpha: 0.7 }", name="e")
-    + layer("BNLL", "x", "b", name="b"),
-    "shapes": layer("Slice", "x", "s1 s2", "slice_param { slice_point: 1 }", name="slice")
-    + layer("Flatten", "s1", "f", name="f")
-    + layer("Reshape", "s2", "r", "reshape_param { shape { dim: 0 dim: -1 dim: 11 } }", name="r")
-    + layer("MVN", "x", "m", name="m"),
-    "deconvolution": layer(
-        "Deconvolution",
-        "x",
-        "d",
-        f"convolution_param {{ num_output: 4 kernel_size: 4 stride: 2 pad: 1 {FILLERS} }}",
-        name="d",
-    ),
-    "joins": conv("x", "a", "num_output: 4 kernel_size: 1")
-    + conv("x", "b", "num_output: 4 kernel_size: 1")
-    + layer("Eltwise", "a b", "sum", "eltwise_param { coeff: 1 coeff: -0.5 }", name="sum")
-    + layer("Concat", "a sum", "joined", name="joined")
-    + layer("Sigmoid", "joined", "s", name="s"),
-    "a residual block's parts": conv("x", "c", "num_output: 4 kernel_size: 3 bias_term: false")
-    + layer("BatchNorm", "c", "bn", name="bn")
-    + layer(
-        "Scale",
-        "bn",
-        "scaled",
-        'scale_param { bias_term: true filler { type: "uniform" min: 0.5 max: 2 } }',
-        name="scaled",
-    )
-    + layer("PReLU", "scaled", "p", 'prelu_param { filler { type: "uniform" } }', name="p"),
-    "permutations": layer(
-        "Permute", "x", "p", "permute_param { order: 0 order: 2 order: 3 order: 1 }", name="p"
-    )
-    + layer("Permute", "x", "q", "permute_param { order: 0 order: 3 order: 1 order: 2 }", name="q"),
-    "normalizations": conv("x", "c", "num_output: 4 kernel_size: 3")
-    + layer(
-        "Normalize",
-        "c",
-        "each",
-        'norm_param { across_spatial: false channel_shared: false scale_filler { type: "uniform" '
-        "min: 5 max: 20 } }",
-        name="each",
-    ),
-    "prior boxes": layer(
-        "Pooling", "x", "m", "pooling_param { kernel_size: 3 stride: 3 }", name="m"
-    )
-    + layer(
-        "PriorBox", "m x", "a", f"prior_box_param {{ {PRIOR} clip: false offset: 0.5 }}", name="a"
-    )
-    + layer(
-        "PriorBox",
-        "m x",
-        "b",
-        f"prior_box_param {{ {PRIOR} clip: true step: 4 offset: 0.3 }}",
-        name="b",
-    )
-    + layer(
-        "PriorBox",
-        "m x",
-        "c",
-        f"prior_box_param {{ {PRIOR} step_h: 3 step_w: 5 flip: false clip: false }}",
-        name="c",
-    ),
-}
 
 
 @pytest.mark.parametrize("text", NETS.values(), ids=NETS.keys())
 def test_opencv_reads_what_is_written(tmp_path: Path, text: str) -> None:
-    net = build(inputs(x=(2, 3, 13, 11)) + text, phase=TEST)
+    net = build(text, phase=TEST)
     generator = torch.Generator().manual_seed(4)
     for _, module in net.layer_modules:
         if module.param.type == "BatchNorm":  # sums of means and variances, and their weight

@@ -45,24 +45,6 @@ def test_a_name_is_registered_once(helper: str) -> None:
         brew.fc("x", "y", 3, 2)
 
 
-def test_fc_adds_parameters_fillers_and_one_operator() -> None:
-    model = ModelHelper(name="m")
-    brew.fc(model, "x", "y", 3, 2)
-    assert [str(p) for p in model.params] == ["y_w", "y_b"]
-    assert [str(p) for p in model.weights] == ["y_w"]
-    assert [str(p) for p in model.biases] == ["y_b"]
-    assert [op.type for op in model.param_init_net.Proto().op] == ["XavierFill", "ConstantFill"]
-    assert [op.type for op in model.net.Proto().op] == ["FC"]
-
-
-def test_a_model_without_fillers_declares_its_parameters() -> None:
-    model = ModelHelper(name="m", init_params=False)
-    brew.fc(model, "x", "y", 3, 2)
-    assert [str(p) for p in model.params] == ["y_w", "y_b"]
-    assert not model.param_init_net.Proto().op
-    assert list(model.net.Proto().external_input) == ["x", "y_w", "y_b"]
-
-
 def test_layer_norm_has_a_scale_for_each_element_of_several_dimensions() -> None:
     model = ModelHelper("model")
     brew.layer_norm(model, "x", "y", dim_in=(3, 4), axis=1)

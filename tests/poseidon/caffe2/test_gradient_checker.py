@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from poseidon.caffe2 import core, device_checker, gradient_checker, workspace
-from tests.support.caffe2_testing import hypothesis_test_util as hu
 
 X = np.array([[0.5, -1.0], [2.0, 0.3]], dtype=np.float32)
 
@@ -37,14 +34,6 @@ def test_gradients_of_broadcast_arithmetic(kind: str, shape: tuple[int, ...], wh
     assert checker().CheckSimple(op, [X, other], which, [0], ensure_outputs_are_inferred=True)[0]
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_gradients_of_a_fully_connected_layer(which: int) -> None:
-    values = [X, np.ones((3, 2), dtype=np.float32), np.zeros(3, dtype=np.float32)]
-    assert checker().CheckSimple(
-        core.CreateOperator("FC", ["x", "w", "b"], "y"), values, which, [0]
-    )[0]
-
-
 def test_a_wrong_gradient_is_found() -> None:
     wrong = core.CreateOperator("Scale", "y_grad", "x_grad", scale=3.0)
     right, gradient, estimate = checker().CheckSimple(
@@ -64,43 +53,6 @@ def test_devices_are_alike() -> None:
     op = core.CreateOperator("Relu", "x", "y")
     options = [core.DeviceOption(0), core.DeviceOption(0)]
     assert device_checker.DeviceChecker(1e-6, options).CheckSimple(op, [X], [0])
-
-
-class TestOperators(hu.HypothesisTestCase):
-    @given(x=hu.tensor(min_dim=2, max_dim=2), **hu.gcs_cpu_only)
-    def test_reference(self, x: np.ndarray, gc: object, dc: list[object]) -> None:
-        op = core.CreateOperator("Scale", ["x"], ["y"], scale=2.0)
-        self.assertReferenceChecks(
-            gc,
-            op,
-            [x],
-            lambda x: [2 * x],
-            output_to_grad="y",
-            grad_reference=lambda g, outputs, inputs: [2 * g],
-            ensure_outputs_are_inferred=True,
-        )
-        self.assertDeviceChecks(dc, op, [x], [0])
-
-    @given(inputs=hu.tensors(n=2, max_dim=2, max_value=3))
-    def test_validation(self, inputs: list[np.ndarray]) -> None:
-        op = core.CreateOperator("Add", ["a", "b"], ["y"])
-        self.assertValidationChecks(
-            hu.cpu_do, op, inputs, lambda a, b, y: np.testing.assert_allclose(a + b, y)
-        )
-        with pytest.raises(AssertionError):
-            self.assertRunOpRaises(hu.cpu_do, op, inputs)
-
-    @given(
-        parts=hu.lengths_tensor(max_segments=4),
-        rows=hu.sparse_segmented_tensor(),
-        count=st.integers(0, 3),
-    )
-    def test_strategies(self, parts: tuple, rows: tuple, count: int) -> None:
-        data, lengths = parts
-        assert len(data) == lengths.sum() and len(lengths) <= 4
-        table, indices, segments = rows
-        assert indices.max() < len(table) and len(indices) == len(segments)
-        assert (np.diff(segments) >= 0).all()
 
 
 def test_the_workspace_of_a_check_is_left_empty() -> None:

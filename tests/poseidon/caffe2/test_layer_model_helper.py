@@ -77,16 +77,6 @@ def test_three_nets_of_one_model() -> None:
     assert not np.allclose(fetch(probability), p)
 
 
-def test_training_learns() -> None:
-    model, _, _ = logistic()
-    init_net, train_net = instantiator.generate_training_nets(model)
-    workspace.RunNetOnce(init_net)
-    schema.FeedRecord(train_net.input_record(), [X, (X[:, 0] > X[:, 1]).astype("int32")])
-    workspace.CreateNet(train_net)
-    workspace.RunNet(train_net, 200)
-    assert fetch(model.loss[0]) < 0.1
-
-
 def run(model: LayerModelHelper, output: Any, *arrays: Array, context: str = "prediction") -> Array:
     """Return what a model computes of arrays, in one of its nets."""
     model.output_schema = schema.Struct(("output", output))

@@ -40,8 +40,18 @@ def bind() -> None:
 
 class _Plugin:
     def pytest_configure(self) -> None:
-        """Bind the names after pytest has loaded hypothesis, whose asserts it rewrites."""
+        """Bind the names after pytest has loaded hypothesis, whose asserts it rewrites.
+
+        A test draws ten examples, in any time.
+        """
         bind()
+        from hypothesis import HealthCheck, settings
+
+        checks = list(HealthCheck)
+        settings.register_profile(
+            "caffe2", deadline=None, max_examples=10, database=None, suppress_health_check=checks
+        )
+        settings.load_profile("caffe2")
 
 
 if __name__ == "__main__":

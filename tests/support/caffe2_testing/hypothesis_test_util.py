@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import torch
@@ -20,80 +19,11 @@ from poseidon.caffe2 import core, device_checker, gradient_checker, workspace
 from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
 from tests.support.caffe2_testing import test_util
 from tests.support.caffe2_testing.references import as_reference_arrays
-from tests.support.caffe2_testing.strategies import (
-    arrays,
-    dims,
-    elements_of_type,
-    floats,
-    lengths,
-    lengths_tensor,
-    ntensors,
-    segment_ids,
-    segmented_tensor,
-    sparse_lengths_tensor,
-    sparse_segmented_tensor,
-    tensor,
-    tensor1d,
-    tensors,
-    tensors1d,
-)
+from tests.support.caffe2_testing.strategies import *  # noqa: F403 (under this module's name)
 
 # torch imports seconds of code at its first operation on shapes: here, and not within the deadline
 # of a test.
 torch.empty(1, device="meta") + 1
-
-__all__ = [
-    "HypothesisTestCase",
-    "arrays",
-    "cpu_do",
-    "cuda_do",
-    "device_checker_device_options",
-    "device_options",
-    "dims",
-    "elements_of_type",
-    "expanded_device_options",
-    "floats",
-    "gcs",
-    "gcs_cpu_only",
-    "gcs_cuda_only",
-    "gcs_gpu_only",
-    "gcs_ideep",
-    "gcs_no_hip",
-    "gpu_do",
-    "gradient_checker_device_option",
-    "hip_do",
-    "is_sandcastle",
-    "is_travis",
-    "lengths",
-    "lengths_tensor",
-    "ntensors",
-    "runOpBenchmark",
-    "runOpOnInput",
-    "segment_ids",
-    "segmented_tensor",
-    "sparse_lengths_tensor",
-    "sparse_segmented_tensor",
-    "temp_workspace",
-    "tensor",
-    "tensor1d",
-    "tensors",
-    "tensors1d",
-]
-
-_PROFILES = {"sandcastle": 100, "dev": 10, "debug": 1000}
-"""Examples of a test by the profile that `CAFFE2_HYPOTHESIS_PROFILE` names."""
-
-for _name, _examples in _PROFILES.items():
-    hypothesis.settings.register_profile(
-        _name,
-        hypothesis.settings(
-            deadline=None,
-            derandomize=_name == "sandcastle",
-            database=None,
-            max_examples=_examples,
-            suppress_health_check=list(hypothesis.HealthCheck),
-        ),
-    )
 
 
 def is_sandcastle() -> bool:
@@ -104,13 +34,6 @@ def is_sandcastle() -> bool:
 def is_travis() -> bool:
     """Return whether `TRAVIS` is set: tests run in that service."""
     return "TRAVIS" in os.environ
-
-
-if hypothesis.settings.get_current_profile_name() in ("default", "ci"):
-    # A suite that has chosen a profile of its own keeps it.
-    hypothesis.settings.load_profile(
-        "sandcastle" if is_sandcastle() else os.environ.get("CAFFE2_HYPOTHESIS_PROFILE", "dev")
-    )
 
 
 # Devices.
@@ -162,18 +85,6 @@ def temp_workspace(name: str | bytes = "temp_ws") -> Iterator[None]:
             yield
         finally:
             workspace.ResetWorkspace()
-
-
-def runOpBenchmark(
-    device_option: Any, op: Any, inputs: Any, input_device_options: Any = None, iterations: int = 10
-) -> list[float]:
-    """Return milliseconds of one run of an operator."""
-    placed = _placed(op, device_option)
-    net = caffe2_pb2.NetDef(name="op_benchmark", op=[placed])
-    with temp_workspace():
-        _feed(placed, inputs, device_option, input_device_options)
-        workspace.CreateNet(net, overwrite=True)
-        return workspace.BenchmarkNet(net, 1, iterations, True)
 
 
 def runOpOnInput(

@@ -16,200 +16,125 @@ from poseidon.caffe.layers.sources import Source
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.errors import DefinitionError, UsageError
-from tests.support.nets import build, definition, inputs, layer
+from tests.support.nets import build, definition, inputs, layer, stack, stacks
 
-IMAGE = {"x": (2, 4, 7, 6)}
 FILLED = "weight_filler { type: 'gaussian' std: 0.5 } bias_filler { type: 'gaussian' std: 0.5 }"
-
-
-def one(kind: str, fields: str = "", **shapes: tuple[int, ...]) -> str:
-    """A net of one layer over inputs of these shapes."""
-    given = shapes or IMAGE
-    return inputs(**given) + layer(kind, " ".join(given), "y", fields, name="layer")
-
-
-def conv(fields: str, kind: str = "Convolution", **shapes: tuple[int, ...]) -> str:
-    return one(kind, f"convolution_param {{ num_output: 4 {fields} {FILLED} }}", **shapes)
-
-
-def pool(fields: str, *, mask: bool = False, **shapes: tuple[int, ...]) -> str:
-    given = shapes or IMAGE
-    tops = "y mask" if mask else "y"
-    return inputs(**given) + layer(
-        "Pooling", "x", tops, f"pooling_param {{ {fields} }}", name="layer"
-    )
-
-
-SEQUENCE = {"x": (3, 2, 5), "cont": (3, 2)}
-RECURRENT = "recurrent_param { num_output: 4 weight_filler { type: 'gaussian' std: 0.5 } bias_filler { type: 'gaussian' std: 0.5 } }"
-MAP_AND_REGIONS = {"x": (1, 8, 9, 8), "rois": (3, 5)}
-BN = "slope_filler { type: 'gaussian' std: 1 } bias_filler { type: 'gaussian' std: 1 }"
-SEGNET_BN = "scale_filler { type: 'gaussian' std: 1 } shift_filler { type: 'gaussian' std: 1 }"
-
-CASES = {
-    "conv": conv("kernel_size: 3 pad: 1 stride: 2"),
-    "conv of sides": conv("kernel_h: 3 kernel_w: 2 pad_h: 1 pad_w: 0 dilation: 2 group: 2"),
-    "conv of points": conv("", x=(2, 5)),
-    "conv of 3 axes": conv("kernel_size: 2", x=(2, 3, 4, 5, 3)),
-    "conv of axis 2": conv("kernel_size: 2 axis: 2", x=(2, 3, 4, 5)),
-    "hole": conv("kernel_size: 3 hole: 2", "HoleConvolution"),
-    "depthwise": conv("kernel_size: 3", "ConvolutionDepthwise"),
-    "deconvolution": conv("kernel_size: 3 stride: 2 pad: 1 group: 2", "Deconvolution"),
-    "im2col": one("Im2col", "convolution_param { kernel_size: 3 stride: 2 pad: 1 dilation: 2 }"),
-    "max pool": pool("pool: MAX kernel_size: 3 stride: 2"),
-    "max pool of a clipped window": pool("pool: MAX kernel_size: 3 stride: 3 pad: 1"),
-    "max pool of wide padding": pool("pool: MAX kernel_size: 3 stride: 2 pad: 2"),
-    "max pool with a mask": pool("pool: MAX kernel_size: 3 stride: 2 pad: 1", mask=True),
-    "mean pool": pool("pool: AVE kernel_size: 3 stride: 2"),
-    "mean pool of padding": pool("pool: AVE kernel_size: 3 stride: 2 pad: 1"),
-    "mean pool of wide padding": pool("pool: AVE kernel_h: 2 kernel_w: 3 stride: 2 pad: 1"),
-    "mean pool rounded down": pool("pool: AVE kernel_size: 2 stride: 2 round_mode: FLOOR"),
-    "global pool": pool("pool: AVE global_pooling: true"),
-    "stochastic pool": inputs(**IMAGE)
-    + layer("AbsVal", "x", "a", name="a")
-    + layer(
-        "Pooling", "a", "y", "pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }", name="p"
-    ),
-    "spp": one("SPP", "spp_param { pyramid_height: 2 pool: MAX }"),
-    "spp of one level": one("SPP", "spp_param { pyramid_height: 1 pool: AVE }"),
-    "unpooling": inputs(**IMAGE)
-    + layer("Pooling", "x", "p m", "pooling_param { kernel_size: 2 stride: 2 }", name="p")
-    + layer("Upsample", "p m", "y", "upsample_param { upsample_h: 7 upsample_w: 6 }", name="u"),
-    "nearest": one("Upsample", "upsample_param { scale: 3 }"),
-    "interp like another": inputs(x=(1, 3, 6, 7), z=(1, 2, 11, 5))
-    + layer("Interp", "x z", "y", "interp_param { use_blob_size: true pad_end: -1 }"),
-    "interp": one("Interp", "interp_param { height: 11 width: 5 pad_beg: -1 }"),
-    "reorg": one("Reorg", "reorg_param { stride: 2 }", x=(2, 4, 6, 4)),
-    "reorg reversed": one("Reorg", "reorg_param { stride: 2 reverse: true }"),
-    "roi pooling": one(
-        "ROIPooling",
-        "roi_pooling_param { pooled_h: 3 pooled_w: 2 spatial_scale: 0.5 }",
-        **MAP_AND_REGIONS,
-    ),
-    "psroi pooling": one(
-        "PSROIPooling",
-        "psroi_pooling_param { output_dim: 2 group_size: 2 spatial_scale: 0.5 }",
-        **MAP_AND_REGIONS,
-    ),
-    "roi align": one(
-        "ROIAlign",
-        "roi_align_param { pooled_h: 3 pooled_w: 2 spatial_scale: 0.5 sampling_ratio: 2 }",
-        **MAP_AND_REGIONS,
-    ),
-    "inner product": one("InnerProduct", f"inner_product_param {{ num_output: 3 {FILLED} }}"),
-    "inner product transposed": one(
-        "InnerProduct",
-        f"inner_product_param {{ num_output: 3 transpose: true bias_term: false {FILLED} }}",
-    ),
-    "inner product of axis 2": one(
-        "InnerProduct", f"inner_product_param {{ num_output: 3 axis: 2 {FILLED} }}"
-    ),
-    "embed": one("Embed", f"embed_param {{ num_output: 3 input_dim: 9 {FILLED} }}", index=(2, 5)),
-    "relu": one("ReLU"),
-    "leaky relu": one("ReLU", "relu_param { negative_slope: 0.1 }"),
-    "prelu": one("PReLU"),
-    "shared prelu": one("PReLU", "prelu_param { channel_shared: true }"),
-    "elu": one("ELU", "elu_param { alpha: 0.7 }"),
-    "selu": one("SeLu", "selu_param { lambda: 1.5 alpha: 0.7 }"),
-    "selu dropout": one("SeLuDropout"),
-    "sigmoid": one("Sigmoid"),
-    "tanh": one("TanH"),
-    "abs": one("AbsVal"),
-    "bnll": one("BNLL"),
-    "dropout": one("Dropout"),
-    "dropout of fast r-cnn": one(
-        "Dropout", "dropout_param { dropout_ratio: 0.25 scale_train: false }"
-    ),
-    "swish": one("Swish", "swish_param { beta: 1.5 }"),
-    "clip": one("Clip", "clip_param { min: -0.5 max: 0.25 }"),
-    "clip upside down": one("Clip", "clip_param { min: 0.5 max: 0.25 }"),
-    "relu6": one("ReLU6"),
-    "threshold": one("Threshold", "threshold_param { threshold: 0.1 }"),
-    "power": one("Power", "power_param { power: 2 scale: 0.5 shift: 0.25 }"),
-    "power of 0": one("Power", "power_param { power: 3 scale: 0 shift: 2 }"),
-    "power of 1": one("Power"),
-    "exp": one("Exp", "exp_param { base: 2 scale: 0.5 shift: 0.25 }"),
-    "log": inputs(**IMAGE)
-    + layer("AbsVal", "x", "a", name="a")
-    + layer("Log", "a", "y", "log_param { base: 2 shift: 0.25 }", name="l"),
-    "scale": one("Scale", "scale_param { filler { type: 'gaussian' std: 1 } bias_term: true }"),
-    "scale of axes": one(
-        "Scale", "scale_param { axis: 2 num_axes: -1 filler { type: 'gaussian' std: 1 } }"
-    ),
-    "scale by a bottom": one(
-        "Scale", "scale_param { axis: 0 bias_term: true }", x=(2, 4, 3), s=(2, 4)
-    ),
-    "bias": one("Bias", "bias_param { filler { type: 'gaussian' std: 1 } }"),
-    "bias of a bottom": one("Bias", "bias_param { axis: 0 }", x=(2, 4, 3), b=(2, 4)),
-    "axpy": one("Axpy", a=(2, 4), x=(2, 4, 3, 3), z=(2, 4, 3, 3)),
-    "batch norm": one("BatchNorm"),
-    "batch norm of a batch": one("BatchNorm", "batch_norm_param { use_global_stats: false }"),
-    "batch norm of a vector": one("BatchNorm", x=(5,)),
-    "bn": one("BN", f"bn_param {{ {BN} momentum: 0.9 }}"),
-    "bn of a batch": one("BN", f"bn_param {{ {SEGNET_BN} bn_mode: LEARN }}"),
-    "bn of segnet": one("BN", f"bn_param {{ {SEGNET_BN} bn_mode: INFERENCE }}"),
-    "bn with statistics": inputs(**IMAGE)
-    + layer(
-        "BN", "x", "y mean variance", f"bn_param {{ {SEGNET_BN} bn_mode: LEARN }}", name="layer"
-    ),
-    "lrn": one("LRN", "lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 k: 2 }"),
-    "lrn within": one("LRN", "lrn_param { local_size: 3 alpha: 0.5 norm_region: WITHIN_CHANNEL }"),
-    "mvn": one("MVN"),
-    "mvn across": one(
-        "MVN", "mvn_param { across_channels: true normalize_variance: false }", x=(2, 4, 3)
-    ),
-    "normalize": one(
-        "Normalize", "norm_param { across_spatial: false scale_filler { type: 'gaussian' std: 1 } }"
-    ),
-    "normalize all": one("Normalize", "norm_param { channel_shared: true }"),
-    "split": inputs(**IMAGE) + layer("Split", "x", "y z", name="s"),
-    "concat": one("Concat", x=(2, 3, 4), z=(2, 2, 4)),
-    "slice": inputs(**IMAGE)
-    + layer("Slice", "x", "y z", "slice_param { slice_point: 1 }", name="s"),
-    "sum": one(
-        "Eltwise", "eltwise_param { coeff: 1 coeff: -0.5 coeff: 2 }", x=(2, 3), y_=(2, 3), z=(2, 3)
-    ),
-    "product": one("Eltwise", "eltwise_param { operation: PROD }", x=(2, 3), y_=(2, 3), z=(2, 3)),
-    "maximum": one("Eltwise", "eltwise_param { operation: MAX }", x=(2, 3), z=(2, 3)),
-    "flatten": one("Flatten", "flatten_param { axis: 1 end_axis: 2 }"),
-    "reshape": one("Reshape", "reshape_param { shape { dim: 0 dim: -1 dim: 3 } }"),
-    "reshape of the batch": one("Reshape", "reshape_param { shape { dim: -1 dim: 3 } }"),
-    "permute": one("Permute", "permute_param { order: 0 order: 2 }"),
-    "crop": one(
-        "Crop", "crop_param { axis: 2 offset: 1 offset: 2 }", x=(2, 3, 7, 6), like=(2, 3, 4, 3)
-    ),
-    "tile": one("Tile", "tile_param { axis: 1 tiles: 3 }"),
-    "tile of the batch": one("Tile", "tile_param { axis: 0 tiles: 3 }"),
-    "reindex": one("BatchReindex", x=(4, 3), index=(3,)),
-    "filter": one("Filter", x=(4, 3), chosen=(4,)),
-    "shuffle": one("ShuffleChannel", "shuffle_channel_param { group: 2 }"),
-    "softmax": one("Softmax"),
-    "softmax of axis 2": one("Softmax", "softmax_param { axis: 2 }"),
-    "reduction": one("Reduction", "reduction_param { operation: SUMSQ axis: 1 coeff: 0.5 }"),
-    "reduction of all": one("Reduction", "reduction_param { operation: ASUM }"),
-    "reduction to means": one("Reduction", "reduction_param { operation: MEAN axis: 2 }"),
-    "argmax": one("ArgMax", "argmax_param { top_k: 3 out_max_val: true }"),
-    "argmax of ties": inputs(**IMAGE)
-    + layer("Threshold", "x", "t", name="t")
-    + layer("ArgMax", "t", "y", "argmax_param { axis: 1 top_k: 2 }", name="layer"),
-    "parameter": one("ReLU")
-    + layer("Parameter", "", "w", "parameter_param { shape { dim: 2 dim: 3 } }", name="w"),
-    "lstm": one("LSTM", RECURRENT, **SEQUENCE),
-    "lstm with static inputs": one("LSTM", RECURRENT, **SEQUENCE, static=(2, 3)),
-    "lstm exposed": inputs(**SEQUENCE, h=(1, 2, 4), c=(1, 2, 4))
-    + layer(
-        "LSTM",
-        "x cont h c",
-        "y hT cT",
-        RECURRENT.replace("{ num", "{ expose_hidden: true num", 1),
-        name="layer",
-    ),
-    "rnn": one("RNN", RECURRENT, **SEQUENCE),
-    "lstm unit": inputs(c=(1, 2, 3), gates=(1, 2, 12), cont=(1, 2))
-    + layer("LSTMUnit", "c gates cont", "y h", name="layer"),
-    "silence": one("ReLU") + layer("Silence", "x", "", name="s"),
-    "in place": one("ReLU") + layer("Sigmoid", "y", "y", name="s"),
-}
+RECURRENT = f"recurrent_param {{ num_output: 4 {FILLED} }}"
+CASES = stacks(
+    """
+conv: Convolution IMAGE > y | convolution_param { num_output: 4 kernel_size: 3 pad: 1 stride: 2 FILLED }
+conv of sides: Convolution IMAGE > y | convolution_param { num_output: 4 kernel_h: 3 kernel_w: 2 pad_h: 1 pad_w: 0 dilation: 2 group: 2 FILLED }
+conv of points: Convolution x=2,5 > y | convolution_param { num_output: 4 FILLED }
+conv of 3 axes: Convolution x=2,3,4,5,3 > y | convolution_param { num_output: 4 kernel_size: 2 FILLED }
+conv of axis 2: Convolution x=2,3,4,5 > y | convolution_param { num_output: 4 kernel_size: 2 axis: 2 FILLED }
+hole: HoleConvolution IMAGE > y | convolution_param { num_output: 4 kernel_size: 3 hole: 2 FILLED }
+depthwise: ConvolutionDepthwise IMAGE > y | convolution_param { num_output: 4 kernel_size: 3 FILLED }
+deconvolution: Deconvolution IMAGE > y | convolution_param { num_output: 4 kernel_size: 3 stride: 2 pad: 1 group: 2 FILLED }
+im2col: Im2col IMAGE > y | convolution_param { kernel_size: 3 stride: 2 pad: 1 dilation: 2 }
+max pool: Pooling IMAGE > y | pooling_param { kernel_size: 3 stride: 2 }
+max pool of a clipped window: Pooling IMAGE > y | pooling_param { kernel_size: 3 stride: 3 pad: 1 }
+max pool of wide padding: Pooling IMAGE > y | pooling_param { kernel_size: 3 stride: 2 pad: 2 }
+max pool with a mask: Pooling IMAGE > y mask | pooling_param { kernel_size: 3 stride: 2 pad: 1 }
+mean pool: Pooling IMAGE > y | pooling_param { pool: AVE kernel_size: 3 stride: 2 }
+mean pool of wide padding: Pooling IMAGE > y | pooling_param { pool: AVE kernel_h: 2 kernel_w: 3 stride: 2 pad: 1 }
+mean pool rounded down: Pooling IMAGE > y | pooling_param { pool: AVE kernel_size: 2 stride: 2 round_mode: FLOOR }
+global pool: Pooling IMAGE > y | pooling_param { pool: AVE global_pooling: true }
+stochastic pool: AbsVal IMAGE > a; Pooling a > y | pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }
+spp: SPP IMAGE > y | spp_param { pyramid_height: 2 pool: MAX }
+spp of one level: SPP IMAGE > y | spp_param { pyramid_height: 1 pool: AVE }
+unpooling: Pooling IMAGE > p m | pooling_param { kernel_size: 2 stride: 2 }; Upsample p m > y | upsample_param { upsample_h: 7 upsample_w: 6 }
+nearest: Upsample IMAGE > y | upsample_param { scale: 3 }
+interp like another: Interp x=1,3,6,7 z=1,2,11,5 > y | interp_param { use_blob_size: true pad_end: -1 }
+interp: Interp IMAGE > y | interp_param { height: 11 width: 5 pad_beg: -1 }
+reorg: Reorg x=2,4,6,4 > y | reorg_param { stride: 2 }
+reorg reversed: Reorg IMAGE > y | reorg_param { stride: 2 reverse: true }
+roi pooling: ROIPooling REGIONS > y | roi_pooling_param { pooled_h: 3 pooled_w: 2 spatial_scale: 0.5 }
+psroi pooling: PSROIPooling REGIONS > y | psroi_pooling_param { output_dim: 2 group_size: 2 spatial_scale: 0.5 }
+roi align: ROIAlign REGIONS > y | roi_align_param { pooled_h: 3 pooled_w: 2 spatial_scale: 0.5 sampling_ratio: 2 }
+inner product: InnerProduct IMAGE > y | inner_product_param { num_output: 3 FILLED }
+inner product transposed: InnerProduct IMAGE > y | inner_product_param { num_output: 3 transpose: true bias_term: false FILLED }
+inner product of axis 2: InnerProduct IMAGE > y | inner_product_param { num_output: 3 axis: 2 FILLED }
+embed: Embed index=2,5 > y | embed_param { num_output: 3 input_dim: 9 FILLED }
+relu: ReLU IMAGE > y
+leaky relu: ReLU IMAGE > y | relu_param { negative_slope: 0.1 }
+prelu: PReLU IMAGE > y
+shared prelu: PReLU IMAGE > y | prelu_param { channel_shared: true }
+elu: ELU IMAGE > y | elu_param { alpha: 0.7 }
+selu: SeLu IMAGE > y | selu_param { lambda: 1.5 alpha: 0.7 }
+selu dropout: SeLuDropout IMAGE > y
+sigmoid: Sigmoid IMAGE > y
+tanh: TanH IMAGE > y
+abs: AbsVal IMAGE > y
+bnll: BNLL IMAGE > y
+dropout: Dropout IMAGE > y
+dropout of fast r-cnn: Dropout IMAGE > y | dropout_param { dropout_ratio: 0.25 scale_train: false }
+swish: Swish IMAGE > y | swish_param { beta: 1.5 }
+clip: Clip IMAGE > y | clip_param { min: -0.5 max: 0.25 }
+clip upside down: Clip IMAGE > y | clip_param { min: 0.5 max: 0.25 }
+relu6: ReLU6 IMAGE > y
+threshold: Threshold IMAGE > y | threshold_param { threshold: 0.1 }
+power: Power IMAGE > y | power_param { power: 2 scale: 0.5 shift: 0.25 }
+power of 0: Power IMAGE > y | power_param { power: 3 scale: 0 shift: 2 }
+power of 1: Power IMAGE > y
+exp: Exp IMAGE > y | exp_param { base: 2 scale: 0.5 shift: 0.25 }
+log: AbsVal IMAGE > a; Log a > y | log_param { base: 2 shift: 0.25 }
+scale: Scale IMAGE > y | scale_param { FILLER bias_term: true }
+scale of axes: Scale IMAGE > y | scale_param { axis: 2 num_axes: -1 FILLER }
+scale by a bottom: Scale x=2,4,3 s=2,4 > y | scale_param { axis: 0 bias_term: true }
+bias: Bias IMAGE > y | bias_param { FILLER }
+bias of a bottom: Bias x=2,4,3 b=2,4 > y | bias_param { axis: 0 }
+axpy: Axpy a=2,4 x=2,4,3,3 z=2,4,3,3 > y
+batch norm: BatchNorm IMAGE > y
+batch norm of a batch: BatchNorm IMAGE > y | batch_norm_param { use_global_stats: false }
+batch norm of a vector: BatchNorm x=5 > y
+bn: BN IMAGE > y | bn_param { slope_FILLER bias_FILLER momentum: 0.9 }
+bn of segnet: BN IMAGE > y | bn_param { scale_FILLER shift_FILLER bn_mode: INFERENCE }
+bn with statistics: BN IMAGE > y mean variance | bn_param { scale_FILLER shift_FILLER bn_mode: LEARN }
+lrn: LRN IMAGE > y | lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 k: 2 }
+lrn within: LRN IMAGE > y | lrn_param { local_size: 3 alpha: 0.5 norm_region: WITHIN_CHANNEL }
+mvn: MVN IMAGE > y
+mvn across: MVN x=2,4,3 > y | mvn_param { across_channels: true normalize_variance: false }
+normalize: Normalize IMAGE > y | norm_param { across_spatial: false scale_FILLER }
+normalize all: Normalize IMAGE > y | norm_param { channel_shared: true }
+split: Split IMAGE > y z
+concat: Concat x=2,3,4 z=2,2,4 > y
+slice: Slice IMAGE > y z | slice_param { slice_point: 1 }
+sum: Eltwise x=2,3 y_=2,3 z=2,3 > y | eltwise_param { coeff: 1 coeff: -0.5 coeff: 2 }
+product: Eltwise x=2,3 y_=2,3 z=2,3 > y | eltwise_param { operation: PROD }
+maximum: Eltwise x=2,3 z=2,3 > y | eltwise_param { operation: MAX }
+flatten: Flatten IMAGE > y | flatten_param { axis: 1 end_axis: 2 }
+reshape: Reshape IMAGE > y | reshape_param { shape { dim: 0 dim: -1 dim: 3 } }
+reshape of the batch: Reshape IMAGE > y | reshape_param { shape { dim: -1 dim: 3 } }
+permute: Permute IMAGE > y | permute_param { order: 0 order: 2 }
+crop: Crop x=2,3,7,6 like=2,3,4,3 > y | crop_param { axis: 2 offset: 1 offset: 2 }
+tile: Tile IMAGE > y | tile_param { axis: 1 tiles: 3 }
+tile of the batch: Tile IMAGE > y | tile_param { axis: 0 tiles: 3 }
+reindex: BatchReindex x=4,3 index=3 > y
+filter: Filter x=4,3 chosen=4 > y
+shuffle: ShuffleChannel IMAGE > y | shuffle_channel_param { group: 2 }
+softmax: Softmax IMAGE > y
+softmax of axis 2: Softmax IMAGE > y | softmax_param { axis: 2 }
+reduction: Reduction IMAGE > y | reduction_param { operation: SUMSQ axis: 1 coeff: 0.5 }
+reduction of all: Reduction IMAGE > y | reduction_param { operation: ASUM }
+reduction to means: Reduction IMAGE > y | reduction_param { operation: MEAN axis: 2 }
+argmax: ArgMax IMAGE > y | argmax_param { top_k: 3 out_max_val: true }
+argmax of ties: Threshold IMAGE > t; ArgMax t > y | argmax_param { axis: 1 top_k: 2 }
+parameter: ReLU IMAGE > y; Parameter > w | parameter_param { shape { dim: 2 dim: 3 } }
+lstm: LSTM SEQUENCE > y | RECURRENT
+lstm with static inputs: LSTM SEQUENCE static=2,3 > y | RECURRENT
+lstm exposed: LSTM SEQUENCE h=1,2,4 c=1,2,4 > y hT cT | recurrent_param { expose_hidden: true num_output: 4 FILLED }
+rnn: RNN SEQUENCE > y | RECURRENT
+lstm unit: LSTMUnit c=1,2,3 gates=1,2,12 cont=1,2 > y h
+silence: ReLU IMAGE > y; Silence x >
+in place: ReLU IMAGE > y; Sigmoid y > y
+""",
+    IMAGE="x=2,4,7,6",
+    REGIONS="x=1,8,9,8 rois=3,5",
+    SEQUENCE="x=3,2,5 cont=3,2",
+    RECURRENT=RECURRENT,
+    FILLED=FILLED,
+    FILLER="filler { type: 'gaussian' std: 1 }",
+)
 
 
 def values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -322,18 +247,16 @@ def test_proposals_are_the_same() -> None:
 
 
 def test_a_batch_that_cannot_change_is_explained() -> None:
-    exported = export_net(build(one("LSTM", RECURRENT, **SEQUENCE), phase=TEST))
+    exported = export_net(build(CASES["lstm"], phase=TEST))
     assert exported.fixed == "the steps of its recurrent layers are unrolled"
     line = f"opset {OPSET}; inputs: x 3x2x5, cont 3x2; outputs: y 3x2x4"
     assert exported.summary() == f"{line}; the batch is fixed: {exported.fixed}"
-    assert "inputs: x Nx4x7x6" in export_net(build(one("ReLU"), phase=TEST)).summary()
+    assert "inputs: x Nx4x7x6" in export_net(build(CASES["relu"], phase=TEST)).summary()
 
 
 def test_a_layer_without_a_form_is_named() -> None:
-    net = build(
-        inputs(x=(2, 3), label=(2,)) + layer("Accuracy", "x label", "y", name="score"), phase=TEST
-    )
-    with pytest.raises(DefinitionError, match="layer 'score' of type Accuracy has no form in ONNX"):
+    net = build(stack("Accuracy x=2,3 label=2 > y"), phase=TEST)
+    with pytest.raises(DefinitionError, match="layer 'layer' of type Accuracy has no form in ONNX"):
         export_net(net)
 
 
@@ -374,11 +297,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 def test_data_becomes_an_input_and_losses_go() -> None:
     kept = inference_definition(definition(TRAINED), {"data": (1, 3, 4, 4)})
     assert [each.type for each in kept.param.layer] == ["Input", "InnerProduct"]
-    labelled = (
-        inputs(x=(2, 3), label=(2,))
-        + layer("ReLU", "x", "y")
-        + layer("Accuracy", "y label", "a", name="a")
-    )
+    labelled = stack("ReLU x=2,3 > y\nAccuracy y label=2 > a")
     kept = inference_definition(definition(labelled), {})
     assert [list(each.top) for each in kept.param.layer] == [["x"], ["y"]]
     with pytest.raises(UsageError, match=r"add --input=data:1,C,H,W"):

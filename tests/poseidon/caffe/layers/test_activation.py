@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from poseidon.errors import DefinitionError
 from tests.support.nets import build, inputs, layer, noise
 
 CASES = [
@@ -114,12 +113,3 @@ def test_prelu_has_a_slope_a_channel_or_one() -> None:
             slope.copy_(torch.arange(3.0) if shape else torch.tensor(7.0))
         y = net({"x": torch.full((1, 3, 2, 2, 2), -2.0)})["y"]
         assert y[0, :, 0, 0, 0].tolist() == ([0, -2, -4] if shape else [-14] * 3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "text"),
-    [("PReLU", "", "has 1 axes, expected at least 2"), ("Clip", "", "missing min of clip_param")],
-)
-def test_mistakes(kind: str, body: str, text: str) -> None:
-    with pytest.raises(DefinitionError, match=text):
-        build(inputs(x=(3,)) + layer(kind, "x", "y", body))

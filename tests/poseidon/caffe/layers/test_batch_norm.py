@@ -13,7 +13,7 @@ from poseidon.caffe.layers.batch_norm import BatchNorm
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.errors import DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 from tests.support.simulated_device import simulated_devices
 
 
@@ -43,16 +43,6 @@ def test_three_passes(shape: tuple[int, ...], fields: str) -> None:
         variance = fraction * variance + values.var(1, unbiased=True)
         factor = fraction * factor + 1
     torch.testing.assert_close(blobs(net), [mean, variance, torch.tensor([factor])])
-
-
-def test_the_test_phase_reads_the_estimates_and_moves_nothing() -> None:
-    net = norm((4, 3, 2), phase=TEST)
-    saved = [torch.tensor([2.0, 4, 6]), torch.tensor([2.0, 8, 18]), torch.tensor([2.0])]
-    net.load_blobs([("layer", [blob.numpy() for blob in saved])])
-    x = noise(4, 3, 2)
-    expected = functional.batch_norm(x, saved[0] / 2, saved[1] / 2)
-    torch.testing.assert_close(net({"x": x})["y"], expected)
-    assert all(torch.equal(a, b) for a, b in zip(blobs(net), saved, strict=True))
 
 
 def test_estimates_of_nothing_are_zeros() -> None:
@@ -180,8 +170,7 @@ def test_running_statistics_of_momentum() -> None:
     net({"x": X})
     assert bn_blobs(net)[2:] == [[0.875, 2.625], [0.4375, 7]]
     test = build(
-        inputs(x=(2, 2))
-        + layer("BN", "x", "y", f"bn_param {{ slope_{ONE} momentum: 0.75 eps: 0 }}"),
+        stack(f"BN x=2,2 > y | bn_param {{ slope_{ONE} momentum: 0.75 eps: 0 }}"),
         phase=TEST,
         share_with=net,
     )
@@ -207,8 +196,7 @@ def test_the_moving_average_form() -> None:
     assert bn_blobs(net)[2:] == [[0.5, 1.5], [0.25, 4]]
     plain, moving = (
         build(
-            inputs(x=(2, 2))
-            + layer("BN", "x", "y", f"bn_param {{ {body} moving_average: {flag} }}"),
+            stack(f"BN x=2,2 > y | bn_param {{ {body} moving_average: {flag} }}"),
             phase=TEST,
             share_with=net,
         )({"x": X})["y"]
@@ -231,22 +219,6 @@ def test_another_axis() -> None:
         x.transpose(1, 2), None, None, training=True
     ).transpose(1, 2)
     torch.testing.assert_close(y, expected)
-
-
-@pytest.mark.parametrize(
-    ("body", "tops", "message"),
-    [
-        ("bn_mode: LEARN momentum: 0.5", "y", "expected the fields of one form"),
-        ("scale_filler { } slope_filler { }", "y", "has scale_filler and a slope_filler"),
-        ("axis: 3", "y", "axis is 3, expected 1 or 2"),
-        ("axis: 2", "y", "expected 3 to 4"),
-        ("momentum: 0.5", "y m", "has 2 tops, expected 1"),
-        ("bn_mode: INFERENCE", "y m", "has 2 tops, expected 1"),
-    ],
-)
-def test_mistakes(body: str, tops: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        bn(body, tops=tops)
 
 
 def test_the_number_of_param_blocks_tells_two_forms_apart() -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from poseidon.caffe.net.net import Net
-from poseidon.errors import DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 FILL = "weight_filler { type: 'xavier' } bias_filler { type: 'gaussian' }"
 
@@ -43,20 +42,6 @@ def test_shapes(shape: tuple[int, ...], body: str, expected: tuple[int, ...]) ->
     assert tuple(net({"x": noise(*shape)})["y"].shape) == expected
 
 
-def test_groups_are_convolutions_side_by_side() -> None:
-    body = f"convolution_param {{ num_output: 4 kernel_size: 3 group: 2 {FILL} }}"
-    net = build(inputs(x=(2, 6, 5, 5)) + layer("Convolution", "x", "y", body))
-    x = noise(2, 6, 5, 5)
-    weight, bias = (info.parameter.detach() for info in net.parameters_info)
-    halves = [
-        torch.nn.functional.conv2d(
-            x[:, 3 * g : 3 * g + 3], weight[2 * g : 2 * g + 2], bias[2 * g : 2 * g + 2]
-        )
-        for g in range(2)
-    ]
-    torch.testing.assert_close(net({"x": x})["y"], torch.cat(halves, 1))
-
-
 def test_axes_before_axis_are_part_of_the_batch() -> None:
     body = f"convolution_param {{ num_output: 4 kernel_size: 3 axis: 2 {FILL} }}"
     net = build(inputs(x=(2, 3, 6, 5, 5)) + layer("Convolution", "x", "y", body))
@@ -77,16 +62,6 @@ def test_over_no_spatial_axes_it_is_an_inner_product() -> None:
     torch.testing.assert_close(net({"x": x})["y"], x @ weight.t() + bias)
 
 
-def test_dilation_is_a_kernel_with_holes() -> None:
-    body = f"convolution_param {{ num_output: 2 kernel_size: 3 dilation: 2 {FILL} }}"
-    net = build(inputs(x=(1, 2, 8, 8)) + layer("Convolution", "x", "y", body))
-    weight, bias = (info.parameter.detach() for info in net.parameters_info)
-    holed = torch.zeros(2, 2, 5, 5)
-    holed[:, :, ::2, ::2] = weight
-    x = noise(1, 2, 8, 8)
-    torch.testing.assert_close(net({"x": x})["y"], torch.nn.functional.conv2d(x, holed, bias))
-
-
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -98,12 +73,8 @@ def test_dilation_is_a_kernel_with_holes() -> None:
 )
 def test_a_hole_is_a_dilation(kind: str, body: str) -> None:
     net = build(
-        inputs(x=(1, 2, 9, 9))
-        + layer(
-            kind,
-            "x",
-            "y",
-            f"convolution_param {{ num_output: 2 kernel_size: 3 bias_term: false {body} }}",
+        stack(
+            f"{kind} x=1,2,9,9 > y | convolution_param {{ num_output: 2 kernel_size: 3 bias_term: false {body} }}"
         )
     )
     (weight,) = net.parameters()
@@ -112,20 +83,6 @@ def test_a_hole_is_a_dilation(kind: str, body: str) -> None:
     torch.testing.assert_close(
         net({"x": x})["y"], torch.nn.functional.conv2d(x, weight, dilation=2)
     )
-
-
-@pytest.mark.parametrize("body", ["hole: 2 dilation: 2", "hole: 2 hole_h: 2"])
-def test_dilations_in_several_forms(body: str) -> None:
-    with pytest.raises(DefinitionError, match="has several of dilation, hole and hole_h/hole_w"):
-        build(
-            inputs(x=(1, 2, 9, 9))
-            + layer(
-                "Convolution",
-                "x",
-                "y",
-                f"convolution_param {{ num_output: 2 kernel_size: 3 {body} }}",
-            )
-        )
 
 
 WINDOWS = {
@@ -168,14 +125,6 @@ def test_it_is_the_backward_pass_of_a_convolution(name: str) -> None:
     torch.testing.assert_close(up, x.grad[cut])
 
 
-def test_a_bilinear_filler_enlarges() -> None:
-    body = 'num_output: 2 group: 2 kernel_size: 4 stride: 2 pad: 1 bias_term: false weight_filler { type: "bilinear" }'
-    x = torch.ones(1, 2, 4, 4)
-    y = one("Deconvolution", (1, 2, 4, 4), body)({"x": x})["y"].detach()
-    assert tuple(y.shape) == (1, 2, 8, 8)
-    torch.testing.assert_close(y[:, :, 1:-1, 1:-1], torch.ones(1, 2, 6, 6))
-
-
 @pytest.mark.parametrize("name", ["2d", "rectangle", "dilated", "1d", "3d"])
 def test_a_convolution_is_a_product_with_im2col(name: str) -> None:
     shape, window = WINDOWS[name]
@@ -191,20 +140,3 @@ def test_a_convolution_is_a_product_with_im2col(name: str) -> None:
     assert tuple(found.shape) == columns.blob_shapes["y"]
     weight = conv.layer_modules[-1][1].blobs()[0].detach().flatten(1)
     torch.testing.assert_close((weight @ found.flatten(2)).view(y.shape), y, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "message"),
-    [
-        ("Deconvolution", "kernel_size: 3", "missing num_output"),
-        ("Deconvolution", "num_output: 3 kernel_size: 3 group: 2", "num_output is 3"),
-        ("Deconvolution", "num_output: 2", "missing kernel_size"),
-        ("Deconvolution", "num_output: 2 kernel_size: 1 pad: 3", "pad 3x3 is too large"),
-        ("Im2col", "", "missing kernel_size"),
-        ("Im2col", "kernel_size: 9", "kernel 9x9 larger than padded input"),
-        ("Im2col", "kernel_size: 1 axis: 3", "no axis after 3"),
-    ],
-)
-def test_mistakes(kind: str, body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        one(kind, (1, 2, 5, 5), body)

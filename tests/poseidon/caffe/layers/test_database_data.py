@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from PIL import Image
 
 from poseidon.caffe.data.boxes import Box, Object
 from poseidon.caffe.data.cursor import write_database
@@ -19,7 +18,6 @@ from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_annotated, encode_datum
 from poseidon.caffe.layers.base import LayerContext, LayerError
 from poseidon.caffe.layers.database_data import MemoryData
-from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import (
     TEST,
@@ -28,12 +26,11 @@ from poseidon.caffe.proto.caffe_pb2 import (
     Datum,
     LayerParameter,
     MemoryDataParameter,
-    NetState,
 )
 from poseidon.errors import DataError, DefinitionError, PoseidonError
 from ps_server.protocol.seats import Seat
 from tests.support.databases import SECOND_OF_TWO, make_database, make_pictures, picture
-from tests.support.nets import build, definition, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise
 
 RECORDS = 8
 
@@ -58,18 +55,20 @@ def net(
     text = (
         layer("Data", "", tops, f'data_param {{ source: "{folder / "db"}" {body} }} {rest}') + above
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)
-    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    return build(text, **place)
 
 
 @pytest.mark.parametrize("backend", list(Backend))
 def test_batches_follow_the_database(tmp_path: Path, backend: Backend) -> None:
     write(tmp_path / "db", backend)
-    compiled = net(
-        tmp_path, f"batch_size: 3 backend: {backend.name}", rest="transform_param { scale: 0.5 }"
-    )
-    assert compiled.blob_shapes == {"data": (3, 2, 3, 4), "label": (3,)}
-    try:
+    with closing(
+        net(
+            tmp_path,
+            f"batch_size: 3 backend: {backend.name}",
+            rest="transform_param { scale: 0.5 }",
+        )
+    ) as compiled:
+        assert compiled.blob_shapes == {"data": (3, 2, 3, 4), "label": (3,)}
         labels = []
         for _ in range(3):
             tops = compiled()
@@ -81,8 +80,6 @@ def test_batches_follow_the_database(tmp_path: Path, backend: Backend) -> None:
         assert [(name, reader.batches_done) for name, reader in compiled.readers()] == [
             ("layer", 3)
         ]
-    finally:
-        compiled.close()
 
 
 @pytest.mark.parametrize("backend", list(Backend))
@@ -94,30 +91,18 @@ def test_the_layers_above_follow_the_size_of_each_record(tmp_path: Path, backend
     weights = "weight_filler { type: 'constant' value: 1 }"
     conv = f"convolution_param {{ num_output: 1 kernel_size: 3 {weights} }}"
     above = layer("Convolution", "data", "c", conv, name="conv")
-    compiled = net(tmp_path, f"batch_size: 1 backend: {backend.name}", above=above)
-    try:
+    with closing(net(tmp_path, f"batch_size: 1 backend: {backend.name}", above=above)) as compiled:
         for index in (0, 1, 2, 3, 0, 1):
             tops = compiled()
             high, wide = sizes[index]
             assert torch.equal(tops["c"], torch.full((1, 1, high - 2, wide - 2), 18.0 * index))
             assert tops["label"].tolist() == [index]
             assert compiled.blob_shapes["data"] == (1, 2, high, wide)
-    finally:
-        compiled.close()
     fixed = net(
         tmp_path, f"batch_size: 1 backend: {backend.name}", rest="transform_param { crop_size: 3 }"
     )
     assert not fixed.changing_slots  # such nets are fused
     fixed.close()
-
-
-def test_without_label(tmp_path: Path) -> None:
-    write(tmp_path / "db")
-    compiled = net(tmp_path, "batch_size: 2 backend: LMDB", tops="data")
-    try:
-        assert list(compiled()) == ["data"]
-    finally:
-        compiled.close()
 
 
 def test_workers_of_a_shared_database_stride(tmp_path: Path) -> None:
@@ -150,8 +135,7 @@ def test_a_part_alone_decides_which_folder_is_meant(
     text = layer(
         "Data", "", "data label", 'data_param { source: "db" batch_size: 2 backend: LMDB }'
     )
-    context = LayerContext(phase=TRAIN, seed=1, seat=SECOND_OF_TWO)
-    compiled = compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    compiled = build(text, seat=SECOND_OF_TWO)
     assert compiled()["label"].tolist() == [50, 51]
     compiled.close()
 
@@ -188,21 +172,6 @@ def test_a_net_that_fails_to_compile_lets_go_of_its_database(tmp_path: Path) -> 
     net(tmp_path, "batch_size: 2").close()
 
 
-@pytest.mark.parametrize(("flag", "channels"), [("", 1), ("force_encoded_color: true", 3)])
-def test_gray_images_become_color_with_force_encoded_color(
-    tmp_path: Path, flag: str, channels: int
-) -> None:
-    picture = io.BytesIO()
-    Image.fromarray(np.full((3, 4), 7, np.uint8)).save(picture, "PNG")
-    with write_database(tmp_path / "db", Backend.LMDB) as writer:
-        writer.put(b"0", Datum(data=picture.getvalue(), encoded=True, label=1).SerializeToString())
-    compiled = net(tmp_path, f"batch_size: 2 backend: LMDB {flag}")
-    try:
-        assert compiled()["data"].shape == (2, channels, 3, 4)
-    finally:
-        compiled.close()
-
-
 SIZE = (32, 40)
 COUNT = 6
 
@@ -232,7 +201,6 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def annotated_net(
     source: Path, body: str = "", *, batch: int = 3, tops: str = "data label", **place: Any
 ) -> Net:
-    phase = place.pop("phase", TRAIN)
     text = layer(
         "AnnotatedData",
         "",
@@ -241,8 +209,7 @@ def annotated_net(
         f'{{ source: "{source}" batch_size: {batch} backend: LMDB shared_file_system: true }} '
         f"{body}",
     )
-    context = LayerContext(phase=phase, seed=3, **place)
-    return compile_net(definition(text), context, state=NetState(phase=phase))
+    return build(text, seed=3, **place)
 
 
 def batches(compiled: Net, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -339,18 +306,17 @@ def test_workers_see_what_one_process_sees(database: Path) -> None:
 
 
 def test_tests_are_repeatable_and_images_alone_will_do(database: Path) -> None:
-    compiled = annotated_net(
-        database,
-        "transform_param { resize_param { height: 20 width: 20 } }",
-        tops="data",
-        phase=TEST,
-    )
-    try:
+    with closing(
+        annotated_net(
+            database,
+            "transform_param { resize_param { height: 20 width: 20 } }",
+            tops="data",
+            phase=TEST,
+        )
+    ) as compiled:
         first = compiled()["data"].clone()
         compiled()
         assert torch.equal(first, compiled()["data"])
-    finally:
-        compiled.close()
 
 
 def test_labels_of_images(tmp_path: Path) -> None:
@@ -391,11 +357,7 @@ def test_a_database_of_other_records(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"record 0 \(key '00000'\)"):
         annotated_net(path)
     with pytest.raises(DefinitionError, match="missing source"):
-        compile_net(
-            definition(layer("AnnotatedData", "", "data")),
-            LayerContext(phase=TRAIN, seed=1),
-            state=NetState(phase=TRAIN),
-        )
+        build(layer("AnnotatedData", "", "data"))
 
 
 RECORDS_OF_MEMORY_DATA = np.arange(4 * 6, dtype=np.float32).reshape(4, 1, 2, 3)
@@ -475,30 +437,16 @@ def net_of_hdf5_data(folder: Path, tops: str, body: str, rest: str = "", **place
     text = layer(
         "HDF5Data", "", tops, f'hdf5_data_param {{ source: "{folder}/list" {body} }} {rest}'
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)
-    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    return build(text, **place)
 
 
 def test_tops_are_the_datasets_of_their_names(folder: Path) -> None:
-    compiled = net_of_hdf5_data(folder, "y x", "batch_size: 3")
-    try:
+    with closing(net_of_hdf5_data(folder, "y x", "batch_size: 3")) as compiled:
         assert compiled.blob_shapes == {"y": (3,), "x": (3, 2)}
         compiled()
         tops = compiled()
         assert tops["y"].tolist() == [3, 4, 0] and tops["x"].tolist() == [[6, 7], [8, 9], [0, 1]]
         assert [reader.batches_done for _, reader in compiled.readers()] == [2]
-    finally:
-        compiled.close()
-
-
-def test_workers_stride(folder: Path) -> None:
-    compiled = net_of_hdf5_data(
-        folder, "y", "batch_size: 2 shared_file_system: true", rank=1, workers=2
-    )
-    try:
-        assert compiled()["y"].tolist() == [1, 3]
-    finally:
-        compiled.close()
 
 
 @pytest.mark.parametrize(
@@ -518,8 +466,7 @@ def output(path: str, **place: Any) -> Net:
     text = inputs(x=(2, 3), y=(2,)) + layer(
         "HDF5Output", "x y", "", f'hdf5_output_param {{ file_name: "{path}" }}'
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)
-    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    return build(text, **place)
 
 
 def test_every_pass_adds_its_rows(tmp_path: Path) -> None:
@@ -548,10 +495,7 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
 
 
 def test_a_shuffle_reaches_the_reader(folder: Path) -> None:
-    compiled = net_of_hdf5_data(folder, "y", "batch_size: 5 shuffle: true")
-    try:
+    with closing(net_of_hdf5_data(folder, "y", "batch_size: 5 shuffle: true")) as compiled:
         passes = [compiled()["y"].tolist() for _ in range(4)]
-    finally:
-        compiled.close()
     assert all(sorted(found) == [0, 1, 2, 3, 4] for found in passes)
     assert len({tuple(found) for found in passes}) > 1

@@ -19,8 +19,7 @@ from poseidon.caffe.layers.detection import (
     suppress,
 )
 from poseidon.caffe.net.net import Net
-from poseidon.errors import DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 
 def test_the_nine_anchors_of_faster_rcnn() -> None:
@@ -83,10 +82,7 @@ def boxes(body: str) -> torch.Tensor:
 
 
 def test_permute() -> None:
-    net = build(
-        inputs(x=(2, 3, 4, 5))
-        + layer("Permute", "x", "y", "permute_param { order: 0 order: 2 order: 3 }")
-    )
+    net = build(stack("Permute x=2,3,4,5 > y | permute_param { order: 0 order: 2 order: 3 }"))
     x = noise(2, 3, 4, 5)
     assert torch.equal(net({"x": x})["y"], x.permute(0, 2, 3, 1))
 
@@ -143,28 +139,3 @@ def test_without_flip_there_are_no_inverse_aspect_ratios() -> None:
 def test_variances(body: str, expected: list[float]) -> None:
     top = priors(f"min_size: 4 {body}")({"f": noise(*MAPS["f"]), "i": noise(*MAPS["i"])})["y"]
     assert top[0, 1].view(-1, 4).tolist() == [pytest.approx(expected)] * 6
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("min_size: nan", "min_size is nan, expected a finite number"),
-        ("min_size: 4 aspect_ratio: inf", "aspect_ratio is inf, expected a finite number"),
-        ("min_size: 4 offset: inf", "offset is inf, expected a finite number"),
-        ("", "min_size is"),
-        ("min_size: 4 max_size: 4", "max_size 4 is not larger"),
-        ("min_size: 4 min_size: 5 max_size: 9", "max_size occurs 1 times, expected 2"),
-        ("min_size: 4 variance: 1 variance: 2", "expected one or four"),
-        ("min_size: 4 step: 3 step_h: 2", "both step and step_h/step_w"),
-        ("min_size: 4 img_h: 3", "expected positive numbers"),
-        ("min_size: 4 aspect_ratio: -1", "aspect_ratio is -1"),
-    ],
-)
-def test_mistakes(body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        priors(body)
-
-
-def test_an_order_that_is_none() -> None:
-    with pytest.raises(DefinitionError, match="different axes"):
-        build(inputs(x=(2, 3)) + layer("Permute", "x", "y", "permute_param { order: 1 order: 1 }"))

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.detection_output import DetectionOutput
 from poseidon.caffe.layers.saved_results import pack_batches, unpack_batches
-from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.proto.caffe_pb2 import TEST, NetState
-from poseidon.errors import DataError, DefinitionError, PoseidonError
-from tests.support.nets import build, definition, inputs, layer
+from poseidon.caffe.proto.caffe_pb2 import TEST
+from poseidon.errors import DataError, PoseidonError
+from tests.support.nets import build, inputs, layer
 
 PRIORS, CLASSES = 30, 4
 ARGUMENTS = ("DetectionOutput", "loc conf prior", "found")
@@ -217,8 +215,7 @@ def test_each_of_several_workers_keeps_its_detections_and_the_first_reads_the_fi
     )
 
     def compiled(rank: int) -> Net:
-        context = LayerContext(phase=TEST, seed=1, workers=2, rank=rank)
-        return compile_net(definition(text), context, state=NetState(phase=TEST))
+        return build(text, phase=TEST, workers=2, rank=rank)
 
     first = compiled(0)
     (files / "labels").unlink()  # other hosts may lack it
@@ -253,21 +250,6 @@ def test_batches_as_bytes() -> None:
         assert [[found.tolist() for found in batch] for batch in back] == [
             [found.tolist() for found in batch] for batch in batches
         ]
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("", "num_classes is missing"),
-        ("num_classes: 2 nms_param { nms_threshold: -1 }", "nms_threshold is -1"),
-        ("num_classes: 2 nms_param { eta: 0 }", "eta is 0, expected more than 0"),
-        ("num_classes: 2 nms_param { eta: nan }", "eta is nan"),
-        ("num_classes: 3", "bottom 1 has 6 scores for each image, expected 9 for 3 prior boxes"),
-    ],
-)
-def test_refusals(body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        net(body, HAND)
 
 
 @pytest.mark.parametrize(
@@ -362,26 +344,6 @@ def test_boxes_may_be_compared_in_pixels(tmp_path: Path) -> None:
     # Where images were fitted into a square, boxes refer to the part that has the image.
     resized = body + " resize_param { resize_mode: FIT_LARGE_SIZE_AND_PAD height: 10 width: 10 }"
     assert rows_of_detection_evaluate(resized)[2] == [0, 1, 0.9, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("num_classes: 0", "num_classes is 0, expected 1 to 1000000"),
-        ("num_classes: 4294967295", "num_classes is 4294967295, expected 1 to 1000000"),
-        ("overlap_threshold: 0", "overlap_threshold is 0, expected a positive number"),
-    ],
-)
-def test_refusals_of_detection_evaluate(body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        rows_of_detection_evaluate(body)
-
-
-def test_other_bottoms_are_refused() -> None:
-    with pytest.raises(DefinitionError, match="bottom 0 has shape 1x1x1x8, expected 1x1xDx7"):
-        rows_of_detection_evaluate(found=[(0.0,) * 8])
-    with pytest.raises(DefinitionError, match="bottom 1 has shape 1x1x1x7, expected 1x1xGx8"):
-        rows_of_detection_evaluate(objects=[(0.0,) * 7])
 
 
 def test_the_background_is_no_label() -> None:

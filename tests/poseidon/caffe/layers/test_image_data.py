@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,10 @@ import cv2
 import numpy as np
 import pytest
 
-from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DataError, DefinitionError
 from tests.support.databases import SECOND_OF_TWO
-from tests.support.nets import definition, layer
+from tests.support.nets import build, layer
 
 CONV = layer(
     "Convolution", "data", "c", "convolution_param { num_output: 2 kernel_size: 3 }", name="conv"
@@ -38,8 +36,7 @@ def net(folder: Path, body: str, rest: str = "", above: str = "", **place: Any) 
         "data label",
         f'image_data_param {{ source: "{folder}/list" {body} }} {rest}',
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)
-    return compile_net(definition(text + above), context, state=NetState(phase=TRAIN))
+    return build(text + above, **place)
 
 
 def labels(compiled: Net, passes: int) -> list[int]:
@@ -57,14 +54,11 @@ def test_all_of_one_size(folder: Path) -> None:
 
 
 def test_the_layers_above_follow_the_size_of_each_picture(folder: Path) -> None:
-    compiled = net(folder, "batch_size: 1", above=CONV)
-    try:
+    with closing(net(folder, "batch_size: 1", above=CONV)) as compiled:
         sizes = []
         for _ in range(5):
             compiled()
             sizes.append(compiled.blob_shapes["c"])
-    finally:
-        compiled.close()
     assert sizes == [(1, 2, 3, 4), (1, 2, 2, 2), (1, 2, 4, 3), (1, 2, 3, 3), (1, 2, 3, 4)]
 
 
@@ -88,11 +82,8 @@ def test_resized_images_of_several_sizes_fill_a_batch(folder: Path) -> None:
 
 def test_the_layers_above_follow_an_image_that_is_resized_in_proportion(folder: Path) -> None:
     text = "transform_param { resize_param { height: 8 width: 8 resize_mode: FIT_SMALL_SIZE } }"
-    compiled = net(folder, "batch_size: 1", text, above=CONV)
-    try:
+    with closing(net(folder, "batch_size: 1", text, above=CONV)) as compiled:
         sizes = [compiled()["label"].shape and compiled.blob_shapes["data"][2:] for _ in range(3)]
-    finally:
-        compiled.close()
     assert sizes == [(8, 9), (8, 8), (9, 8)]
 
 

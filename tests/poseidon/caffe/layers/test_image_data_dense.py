@@ -4,6 +4,7 @@ mistakes.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DataError, DefinitionError
 from tests.support.databases import SECOND_OF_TWO, make_pictures
-from tests.support.nets import definition, layer
+from tests.support.nets import build, layer
 
 
 @pytest.fixture
@@ -39,8 +37,7 @@ def net(folder: Path, body: str, rest: str = "", **place: Any) -> Net:
         "data label",
         f'dense_image_data_param {{ source: "{folder}/list" {body} }} {rest}',
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)
-    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    return build(text, **place)
 
 
 def firsts(compiled: Net, passes: int) -> list[int]:
@@ -52,26 +49,22 @@ def firsts(compiled: Net, passes: int) -> list[int]:
 
 
 def test_images_and_their_labels(folder: Path) -> None:
-    compiled = net(folder, "batch_size: 3")
-    assert compiled.blob_shapes == {"data": (3, 3, 5, 6), "label": (3, 1, 5, 6)}
-    try:
+    with closing(net(folder, "batch_size: 3")) as compiled:
+        assert compiled.blob_shapes == {"data": (3, 3, 5, 6), "label": (3, 1, 5, 6)}
         tops = compiled()
-    finally:
-        compiled.close()
     assert tops["label"][1, 0].flatten().tolist() == list(range(1, 31))
     assert (tops["data"][:, :1] == tops["label"] + 100).all()
 
 
 def test_labels_are_cropped_and_mirrored_like_their_images(folder: Path) -> None:
-    compiled = net(
-        folder,
-        "batch_size: 4",
-        "transform_param { crop_size: 3 mirror: true mean_value: 100 scale: 0.5 }",
-    )
-    try:
+    with closing(
+        net(
+            folder,
+            "batch_size: 4",
+            "transform_param { crop_size: 3 mirror: true mean_value: 100 scale: 0.5 }",
+        )
+    ) as compiled:
         batches = [compiled() for _ in range(4)]
-    finally:
-        compiled.close()
     for tops in batches:
         assert tops["label"].shape == (4, 1, 3, 3)
         assert (tops["data"][:, :1] == tops["label"] / 2).all()
@@ -88,9 +81,8 @@ SCALES = "scale_factors: 0.5 scale_factors: 1 scale_factors: 2.3"
 
 def test_images_and_labels_are_scaled_by_one_of_some_factors(folder: Path) -> None:
     """DeepLab's: the extents are truncated; labels have no values between the image's."""
-    compiled = net(folder, "batch_size: 1", f"transform_param {{ {SCALES} }}")
-    shapes, stored = set(), [cv2.imread(str(folder / f"{index}.png")) for index in range(4)]
-    try:
+    with closing(net(folder, "batch_size: 1", f"transform_param {{ {SCALES} }}")) as compiled:
+        shapes, stored = set(), [cv2.imread(str(folder / f"{index}.png")) for index in range(4)]
         for number in range(24):
             tops = compiled()
             data, label = tops["data"][0].numpy(), tops["label"][0, 0].numpy()
@@ -102,19 +94,16 @@ def test_images_and_labels_are_scaled_by_one_of_some_factors(folder: Path) -> No
                 stored[number % 4][..., 1], (wide, high), interpolation=cv2.INTER_NEAREST
             )
             assert np.array_equal(label, labels)
-    finally:
-        compiled.close()
     assert shapes == {(2, 3), (5, 6), (11, 13)}
 
 
 def test_factors_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
     def tops(**place: Any) -> list[torch.Tensor]:
         body = "batch_size: 1 shared_file_system: true"
-        compiled = net(folder, body, f"transform_param {{ {SCALES} mirror: true }}", **place)
-        try:
+        with closing(
+            net(folder, body, f"transform_param {{ {SCALES} mirror: true }}", **place)
+        ) as compiled:
             return [compiled()["data"].clone() for _ in range(12 // place.get("workers", 1))]
-        finally:
-            compiled.close()
 
     whole = tops()
     for rank in range(3):
@@ -123,17 +112,16 @@ def test_factors_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
 
 
 def test_scaled_images_are_cropped(folder: Path) -> None:
-    compiled = net(
-        folder,
-        "batch_size: 4",
-        f"transform_param {{ {SCALES.replace('0.5', '1.5')} crop_size: 5 }}",
-    )
-    assert not compiled.changing_slots
-    try:
+    with closing(
+        net(
+            folder,
+            "batch_size: 4",
+            f"transform_param {{ {SCALES.replace('0.5', '1.5')} crop_size: 5 }}",
+        )
+    ) as compiled:
+        assert not compiled.changing_slots
         for _ in range(4):
             assert compiled()["label"].shape == (4, 1, 5, 5)
-    finally:
-        compiled.close()
 
 
 @pytest.mark.parametrize(
@@ -148,19 +136,16 @@ def test_factors_that_a_layer_does_not_read(folder: Path, kind: str, body: str) 
     body = body.replace("source: '", f"source: '{folder}/")
     text = layer(kind, "", "data label", f"{body} transform_param {{ {SCALES} }}")
     with pytest.raises(DataError, match="scale_factors, which only DenseImageData"):
-        compile_net(
-            definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN)
-        )
+        build(text)
     with pytest.raises(DataError, match="scale_factors has -1, expected positive numbers"):
         net(folder, "batch_size: 1", "transform_param { scale_factors: -1 }")
 
 
 def test_labels_are_resized_by_the_nearest_neighbour(folder: Path) -> None:
-    compiled = net(folder, "batch_size: 1 new_height: 9 new_width: 11 is_color: false")
-    try:
+    with closing(
+        net(folder, "batch_size: 1 new_height: 9 new_width: 11 is_color: false")
+    ) as compiled:
         tops = compiled()
-    finally:
-        compiled.close()
     assert tops["data"].shape == (1, 1, 9, 11)
     assert set(tops["label"].flatten().tolist()) == set(range(30))
 
@@ -224,25 +209,20 @@ def segments(folder: Path, body: str, rest: str = "", tops: str = "data label ex
     text = layer(
         "ImageSegData", "", tops, f'image_data_param {{ source: "{folder}/list" {body} }} {rest}'
     )
-    return compile_net(
-        definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN)
-    )
+    return build(text)
 
 
 def test_small_images_are_extended_below_and_on_the_right(folder: Path) -> None:
     transform = (
         "transform_param { crop_size: 8 scale: 0.5 mean_value: 1 mean_value: 2 mean_value: 3 }"
     )
-    compiled = segments(folder, "batch_size: 2 label_type: PIXEL", transform)
-    assert compiled.blob_shapes == {
-        "data": (2, 3, 8, 8),
-        "label": (2, 1, 8, 8),
-        "extents": (2, 1, 1, 2),
-    }
-    try:
+    with closing(segments(folder, "batch_size: 2 label_type: PIXEL", transform)) as compiled:
+        assert compiled.blob_shapes == {
+            "data": (2, 3, 8, 8),
+            "label": (2, 1, 8, 8),
+            "extents": (2, 1, 1, 2),
+        }
         tops = compiled()
-    finally:
-        compiled.close()
     pixels = torch.arange(30.0).reshape(5, 6) + 1
     assert tops["extents"].flatten().tolist() == [5, 6, 5, 6]
     assert torch.equal(tops["label"][1, 0, :5, :6], pixels)
@@ -254,11 +234,8 @@ def test_small_images_are_extended_below_and_on_the_right(folder: Path) -> None:
 def test_scaled_images_are_extended(folder: Path) -> None:
     transform = "transform_param { crop_size: 8 mean_value: 9 scale_factors: 0.5 }"
     (folder / "list").write_text("0.png 7\n")
-    compiled = segments(folder, "batch_size: 1 label_type: IMAGE", transform)
-    try:
+    with closing(segments(folder, "batch_size: 1 label_type: IMAGE", transform)) as compiled:
         tops = compiled()
-    finally:
-        compiled.close()
     assert tops["extents"].flatten().tolist() == [2, 3]
     inside = torch.zeros(8, 8, dtype=torch.bool)
     inside[:2, :3] = True
@@ -267,15 +244,14 @@ def test_scaled_images_are_extended(folder: Path) -> None:
 
 
 def test_larger_images_are_cropped_with_their_labels(folder: Path) -> None:
-    compiled = segments(
-        folder,
-        "batch_size: 4 label_type: PIXEL shuffle: true",
-        "transform_param { crop_h: 3 crop_w: 9 }",
-    )
-    try:
+    with closing(
+        segments(
+            folder,
+            "batch_size: 4 label_type: PIXEL shuffle: true",
+            "transform_param { crop_h: 3 crop_w: 9 }",
+        )
+    ) as compiled:
         tops = compiled()
-    finally:
-        compiled.close()
     assert tops["extents"].flatten().tolist() == [3, 6] * 4
     assert torch.equal(tops["data"][:, :1, :, :6], tops["label"][..., :6] + 100)
     assert (tops["label"][..., 6:] == 255).all()
@@ -286,13 +262,10 @@ def test_larger_images_are_cropped_with_their_labels(folder: Path) -> None:
 )
 def test_labels_of_whole_images(folder: Path, kind: str, line: str, label: int) -> None:
     (folder / "list").write_text(f"0.png {line}\n")
-    compiled = segments(
-        folder, f"batch_size: 1 label_type: {kind} ignore_label: 9", tops="data label"
-    )
-    try:
+    with closing(
+        segments(folder, f"batch_size: 1 label_type: {kind} ignore_label: 9", tops="data label")
+    ) as compiled:
         assert (compiled()["label"] == label).all()
-    finally:
-        compiled.close()
 
 
 def test_mistakes_of_image_seg_data(folder: Path) -> None:

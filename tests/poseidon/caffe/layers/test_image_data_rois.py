@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DataError, DefinitionError
 from tests.support.databases import SECOND_OF_TWO
-from tests.support.nets import definition, layer
+from tests.support.nets import build, layer
 
 SIZES = [(20, 30), (40, 20), (10, 10)]
 BOXES = [["1 1 2 3 10 12", "2 1 0 0 29 19", "1 0.4 0 0 3 3"], ["3 1 5 6 7 8"], ["1 0.2 0 0 3 3"]]
@@ -48,8 +45,7 @@ def net(folder: Path, body: str = "scale: 0 shuffle: false", rest: str = "", **p
         "data im_info gt_boxes",
         f'roi_data_param {{ source: "{folder}/windows" {body} }} {rest}',
     )
-    context = LayerContext(phase=TRAIN, seed=1, **place)
-    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    return build(text, **place)
 
 
 def tops(compiled: Net, passes: int) -> list[dict[str, torch.Tensor]]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.blob import from_array
-from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
 from poseidon.errors import DefinitionError
 from ps_server.protocol.seats import Seat
-from tests.support.nets import definition, layer
+from tests.support.nets import build, layer
 
 
 @pytest.fixture
@@ -36,9 +34,7 @@ def net(folder: Path, body: str = "", transform: str = "crop_size: 8") -> Net:
         f'{{ source: "{folder}/windows" root_folder: "{folder}/" batch_size: 4 {body} }} '
         f"transform_param {{ {transform} }}",
     )
-    return compile_net(
-        definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN)
-    )
+    return build(text)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +50,10 @@ def test_labels(folder: Path, body: str, labels: list[int] | None) -> None:
         with pytest.raises(Exception, match="a foreground window has class 0"):
             net(folder, body)
         return
-    compiled = net(folder, body)
-    try:
+    with closing(net(folder, body)) as compiled:
         assert compiled.blob_shapes == {"data": (4, 3, 8, 8), "label": (4,)}
         assert compiled()["label"].tolist() == labels
         assert [reader.batches_done for _, reader in compiled.readers()] == [1]
-    finally:
-        compiled.close()
 
 
 @pytest.mark.parametrize("how", ["mean_value: 3", "mean_file"])
@@ -68,11 +61,8 @@ def test_means_scale_and_context(folder: Path, how: str) -> None:
     (folder / "mean").write_bytes(from_array(np.full((1, 3, 10, 10), 3.0)).SerializeToString())
     mean = how if "value" in how else f'mean_file: "{folder}/mean"'
     body = "fg_fraction: 1 context_pad: 1 crop_mode: 'square'"
-    compiled = net(folder, body, f"crop_size: 8 scale: 0.5 mirror: true {mean}")
-    try:
+    with closing(net(folder, body, f"crop_size: 8 scale: 0.5 mirror: true {mean}")) as compiled:
         values = set(compiled()["data"].unique().tolist())
-    finally:
-        compiled.close()
     # What lies outside the picture stays 0; the rest is (7 - 3) / 2.
     assert values <= {0.0, 2.0} and 2.0 in values
 
@@ -82,8 +72,7 @@ def test_a_client_may_have_a_window_file_of_its_own(folder: Path) -> None:
     (folder / "windows").rename(folder / "windows_0")
     text = f'window_data_param {{ source: "{folder}/windows" root_folder: "{folder}/" batch_size: 1 }} '
     text = layer("WindowData", "", "data label", text + "transform_param { crop_size: 8 }")
-    context = LayerContext(phase=TRAIN, seed=1, seat=Seat(host_count=2), workers=2)
-    compile_net(definition(text), context, state=NetState(phase=TRAIN)).close()
+    build(text, seat=Seat(host_count=2), workers=2).close()
 
 
 @pytest.mark.parametrize(

@@ -34,22 +34,6 @@ def test_shapes(
     assert tuple(net({"x": noise(*shape)})["y"].shape) == top == net.blob_shapes["y"]
 
 
-def test_transposed_weights_give_the_same_top() -> None:
-    plain, turned = (
-        build(
-            inputs(x=(3, 5))
-            + layer(
-                "InnerProduct", "x", "y", f"inner_product_param {{ num_output: 4 {extra} {FILL} }}"
-            )
-        )
-        for extra in ("", "transpose: true")
-    )
-    weight, bias = plain.layer_blobs()[1][2]
-    turned.load_blobs([("layer", [weight.T, bias])])
-    x = noise(3, 5)
-    torch.testing.assert_close(turned({"x": x})["y"], plain({"x": x})["y"])
-
-
 @pytest.mark.parametrize(
     ("extra", "offered"), [("", True), ("transpose: true", False), ("axis: 2", False)]
 )

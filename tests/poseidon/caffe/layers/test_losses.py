@@ -11,24 +11,13 @@ import torch
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.blob import from_array
 from poseidon.errors import DataError, DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 LABELS = torch.tensor([2.0, 0, 1, 1])
 
 
 def one(kind: str, body: str = "", **shapes: tuple[int, ...]) -> Net:
     return build(inputs(**shapes) + layer(kind, " ".join(shapes), "loss", body))
-
-
-@pytest.mark.parametrize(("norm", "power"), [("L1", 1), ("L2", 2)])
-def test_hinge(norm: str, power: int) -> None:
-    x = noise(4, 3)
-    sign = torch.full((4, 3), -1.0).scatter_(1, LABELS.long().view(-1, 1), 1.0)
-    expected = (1 - sign * x).clamp(min=0).pow(power).sum() / 4
-    loss = one("HingeLoss", f"hinge_loss_param {{ norm: {norm} }}", x=(4, 3), l=(4,))(
-        {"x": x, "l": LABELS}
-    )
-    torch.testing.assert_close(loss["loss"], expected)
 
 
 def test_multinomial_and_its_threshold() -> None:
@@ -69,15 +58,6 @@ def test_infogain(from_file: bool, tmp_path: Path) -> None:
     torch.testing.assert_close(loss, torch.as_tensor(expected))
 
 
-def test_the_identity_gains_what_the_softmax_loss_does() -> None:
-    x = noise(4, 3)
-    plain = one("SoftmaxWithLoss", x=(4, 3), l=(4,))({"x": x, "l": LABELS})["loss"]
-    gained = one("InfogainLoss", x=(4, 3), l=(4,), h=(3, 3))(
-        {"x": x, "l": LABELS, "h": torch.eye(3)}
-    )["loss"]
-    torch.testing.assert_close(plain, gained)
-
-
 @pytest.mark.parametrize(
     ("body", "normalizer"),
     [
@@ -116,32 +96,6 @@ def test_a_label_out_of_range(kind: str) -> None:
         one(kind, x=(1, 3), l=(1,))({"x": torch.rand(1, 3), "l": torch.tensor([3.0])})
 
 
-@pytest.mark.parametrize(
-    ("kind", "shapes", "body", "message"),
-    [
-        ("HingeLoss", {"x": (4, 3), "l": (3,)}, "", "has 3 values, expected 4"),
-        ("MultinomialLogisticLoss", {"x": (4, 3), "l": (3,)}, "", "expected one label an item"),
-        (
-            "SigmoidCrossEntropyLoss",
-            {"x": (4, 3), "l": (4,)},
-            "",
-            "expected the same number of values",
-        ),
-        ("InfogainLoss", {"x": (4, 3), "l": (4,)}, "", "neither infogain_loss_param source"),
-        ("InfogainLoss", {"x": (4, 3), "l": (4,), "h": (2, 2)}, "", "bottom 2 has shape 2x2"),
-        (
-            "InfogainLoss",
-            {"x": (4, 3), "l": (4,)},
-            'infogain_loss_param { source: "/no/such" }',
-            "cannot read '/no/such'",
-        ),
-    ],
-)
-def test_mistakes(kind: str, shapes: dict[str, tuple[int, ...]], body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        one(kind, body, **shapes)
-
-
 def test_a_matrix_of_another_size(tmp_path: Path) -> None:
     path = tmp_path / "h.binaryproto"
     path.write_bytes(from_array(np.zeros((2, 2))).SerializeToString())
@@ -169,27 +123,16 @@ SCORES = torch.tensor([[3.0, 1, 2], [1, 1, 0], [0, 5, 9], [7, 7, 7]])
     ],
 )
 def test_share(labels: list[int], body: str, expected: float) -> None:
-    net = build(
-        inputs(x=(4, 3), l=(4,)) + layer("Accuracy", "x l", "a", f"accuracy_param {{ {body} }}")
-    )
+    net = build(stack(f"Accuracy x=4,3 l=4 > a | accuracy_param {{ {body} }}"))
     assert float(net({"x": SCORES, "l": torch.tensor(labels).float()})["a"]) == pytest.approx(
         expected
     )
 
 
-def test_per_class() -> None:
-    net = build(inputs(x=(4, 3), l=(4,)) + layer("Accuracy", "x l", "a per"))
-    tops = net({"x": SCORES, "l": torch.tensor([0.0, 0, 2, 2])})
-    assert tops["per"].tolist() == [0.5, 0, 0.5]
-
-
 def test_maps_and_axis() -> None:
     """Over maps it is the accuracy of their pixels."""
     maps = build(inputs(x=(2, 5, 3, 4), l=(2, 3, 4)) + layer("Accuracy", "x l", "a"))
-    last = build(
-        inputs(x=(2, 3, 4, 5), l=(2, 3, 4))
-        + layer("Accuracy", "x l", "a", "accuracy_param { axis: 3 }")
-    )
+    last = build(stack("Accuracy x=2,3,4,5 l=2,3,4 > a | accuracy_param { axis: 3 }"))
     x = noise(2, 5, 3, 4)
     label = torch.randint(5, (2, 3, 4), generator=torch.Generator().manual_seed(0)).float()
     expected = (x.argmax(1) == label).float().mean()
@@ -206,12 +149,6 @@ def test_it_has_no_gradient() -> None:
 
 PAIRS = {"a": (4, 3), "b": (4, 3), "y": (4,)}
 ALIKE = torch.tensor([1.0, 0, 0, 1])
-
-
-def test_euclidean() -> None:
-    a, b = noise(2, 3), noise(2, 3, seed=1)
-    loss = one("EuclideanLoss", a=(2, 3), b=(2, 3))({"a": a, "b": b})["loss"]
-    torch.testing.assert_close(loss, (a - b).square().sum() / 4)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -273,20 +210,3 @@ def test_smooth_l1_with_three_bottoms_is_that_of_fast_rcnns_caffe(sigma: float) 
     slope = torch.where(near, sigma**2 * d, d.sign()) / 4
     torch.testing.assert_close(a.grad, slope)
     torch.testing.assert_close(b.grad, -slope)
-
-
-@pytest.mark.parametrize(
-    ("kind", "shapes", "message"),
-    [
-        ("EuclideanLoss", {"a": (2, 3), "b": (2, 2)}, "expected the same number of values"),
-        ("SmoothL1Loss", {"a": (2, 3), "b": (2, 2)}, "expected equal shapes"),
-        ("ContrastiveLoss", {"a": (2, 3), "b": (2, 2), "y": (2,)}, "expected NxC"),
-        ("ContrastiveLoss", {"a": (2, 3, 2, 1), "b": (2, 3, 2, 1), "y": (2,)}, "expected NxC"),
-        ("ContrastiveLoss", {"a": (2, 3), "b": (2, 3), "y": (3,)}, "expected 2 values: one a pair"),
-    ],
-)
-def test_mistakes_of_distance_loss(
-    kind: str, shapes: dict[str, tuple[int, ...]], message: str
-) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        one(kind, **shapes)

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from poseidon.caffe.layers.normalization import channel_window_sum
-from poseidon.errors import DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 9])
@@ -54,9 +53,7 @@ def test_mvn(shape: tuple[int, ...], across: str, eps: float) -> None:
 
 
 def test_mvn_without_variance() -> None:
-    net = build(
-        inputs(x=(2, 3, 4, 5)) + layer("MVN", "x", "y", "mvn_param { normalize_variance: false }")
-    )
+    net = build(stack("MVN x=2,3,4,5 > y | mvn_param { normalize_variance: false }"))
     x = noise(2, 3, 4, 5)
     torch.testing.assert_close(net({"x": x})["y"], x - x.mean((2, 3), keepdim=True))
 
@@ -87,15 +84,3 @@ def test_normalize_by_default_scales_by_one_over_the_picture() -> None:
     net = build(inputs(x=(2, 3, 4)) + layer("Normalize", "x", "y"))
     x = noise(2, 3, 4)
     torch.testing.assert_close(net({"x": x})["y"].flatten(1), functional.normalize(x.flatten(1)))
-
-
-@pytest.mark.parametrize(
-    ("shape", "kind", "text"),
-    [
-        ((1, 2, 3, 4, 5), "MVN", "has 5 axes, expected at most 4"),
-        ((3,), "Normalize", "has 1 axes, expected at least 2"),
-    ],
-)
-def test_mistakes(shape: tuple[int, ...], kind: str, text: str) -> None:
-    with pytest.raises(DefinitionError, match=text):
-        build(inputs(x=shape) + layer(kind, "x", "y"))

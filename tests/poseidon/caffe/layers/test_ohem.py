@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from poseidon.caffe.net.net import Net
-from poseidon.errors import DefinitionError
 from tests.support.nets import build, inputs, layer, noise
 
 
@@ -99,41 +98,3 @@ def test_the_hardest_regions_of_each_image_keep_their_labels() -> None:
     assert tops["a"].shape == (6, 1, 1, 1) and tops["b"].shape == (6, 8, 1, 1)
     assert tops["a"].flatten().tolist() == [-9, 2, 3, 4, -9, 6]
     assert tops["b"][:, 0].flatten().tolist() == [0, 1, 1, 1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("kind", "bottoms", "tops", "body", "shapes", "message"),
-    [
-        ("SmoothL1LossOHEM", "a b", "z", "", {"a": (2, 3), "b": (2, 2)}, "expected equal shapes"),
-        ("SmoothL1LossOHEM", "a b", "z", "", {"a": (2,), "b": (2,)}, "expected equal shapes of 2"),
-        (
-            "BoxAnnotatorOHEM",
-            "r e l w",
-            "a b",
-            "box_annotator_ohem_param { roi_per_img: 0 }",
-            {"r": (2, 5), "e": (2,), "l": (2,), "w": (2, 8)},
-            "roi_per_img is 0",
-        ),
-        (
-            "BoxAnnotatorOHEM",
-            "r e l w",
-            "a b",
-            "box_annotator_ohem_param { roi_per_img: 1 }",
-            {"r": (2, 5), "e": (3,), "l": (2,), "w": (2, 8)},
-            "bottom 1 has shape 3, expected 2 values",
-        ),
-        (
-            "SoftmaxWithLoss",
-            "a l",
-            "z",
-            "loss_param { weight_by_label_freqs: true class_weighting: 1 }",
-            {"a": (2, 3), "l": (2,)},
-            "class_weighting occurs 1 times, expected 3",
-        ),
-    ],
-)
-def test_mistakes(
-    kind: str, bottoms: str, tops: str, body: str, shapes: dict[str, tuple[int, ...]], message: str
-) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        one(kind, bottoms, tops, body, **shapes)

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from poseidon.errors import DefinitionError
 from tests.support.nets import build, inputs, layer, noise
 
 X = noise(3, 4).abs() + 0.1
@@ -58,21 +57,6 @@ def test_a_power_that_changes_nothing_may_be_overwritten() -> None:
     assert torch.equal(tops["y"], torch.full((2, 3), -1.0))
 
 
-@pytest.mark.parametrize(
-    ("kind", "top", "body", "text"),
-    [
-        ("AbsVal", "x", "", "cannot run in place; name its top differently than 'x'"),
-        ("Exp", "y", "exp_param { base: 0 }", "base is 0, expected a positive number, or -1 for e"),
-        ("Exp", "y", "exp_param { base: inf }", "base is inf, expected a positive number"),
-        ("Log", "y", "log_param { base: -2 }", "base is -2, expected a positive number"),
-        ("Log", "y", "log_param { base: 1 }", "base is 1, expected a different positive number"),
-    ],
-)
-def test_mistakes(kind: str, top: str, body: str, text: str) -> None:
-    with pytest.raises(DefinitionError, match=text):
-        build(inputs(x=(3,)) + layer(kind, "x", top, body))
-
-
 SHAPE = (2, 3, 4, 5)
 
 # fields -> shape of the operand, and that shape as torch repeats it
@@ -113,19 +97,6 @@ def test_scale(fields: str, blob: tuple[int, ...], repeated: tuple[int, ...], gi
     torch.testing.assert_close(found, x * s.view(repeated) + b.view(repeated))
 
 
-@pytest.mark.parametrize(("fields", "blob", "repeated"), FITS)
-@pytest.mark.parametrize("given", [False, True])
-def test_bias(fields: str, blob: tuple[int, ...], repeated: tuple[int, ...], given: bool) -> None:
-    text = inputs(x=SHAPE, b=blob) if given else inputs(x=SHAPE)
-    net = build(text + layer("Bias", "x b" if given else "x", "y", f"bias_param {{ {fields} }}"))
-    x, b = noise(*SHAPE), operand(blob, 1)
-    for parameter in net.parameters():
-        assert parameter.shape == blob and not parameter.detach().any()
-        parameter.data.copy_(b)
-    found = net({"x": x, "b": b} if given else {"x": x})["y"]
-    torch.testing.assert_close(found, x + b.view(repeated))
-
-
 def test_scale_is_one_and_bias_zero_by_default() -> None:
     net = build(inputs(x=SHAPE) + layer("Scale", "x", "y", "scale_param { bias_term: true }"))
     assert torch.equal(net({"x": noise(*SHAPE)})["y"], noise(*SHAPE))
@@ -145,31 +116,3 @@ def test_axpy(a: tuple[int, ...]) -> None:
     given = {"a": noise(*a), "x": noise(*SHAPE, seed=1), "z": noise(*SHAPE, seed=2)}
     expected = given["a"].view(2, 3, 1, 1) * given["x"] + given["z"]
     torch.testing.assert_close(net(given)["y"], expected)
-
-
-def test_parameter_is_its_blob_and_learns() -> None:
-    net = build(layer("Parameter", "", "y", "parameter_param { shape { dim: 2 dim: 3 } }"))
-    (blob,) = net.parameters()
-    assert blob.shape == (2, 3) and not blob.detach().any()
-    net()["y"].backward(noise(2, 3))
-    assert torch.equal(blob.grad, noise(2, 3))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("shapes", "kind", "bottoms", "body", "text"),
-    [
-        ({"x": (2, 3)}, "Scale", "x", "scale_param { num_axes: 2 }", "axis 1 and num_axes 2"),
-        ({"x": (2, 3)}, "Bias", "x", "bias_param { num_axes: -2 }", "num_axes is -2, expected -1"),
-        ({"x": (2, 3)}, "Bias", "x", "bias_param { axis: 2 }", "axis 2 is outside the 2 axes"),
-        ({"x": (2, 3), "s": (2,)}, "Scale", "x s", "", "bottom 1 has shape 2"),
-        ({"x": (2, 3), "s": (3, 4)}, "Bias", "x s", "", "bottom 1 has shape 3x4"),
-        ({"a": (2, 3), "x": SHAPE, "z": (2, 3)}, "Axpy", "a x z", "", "bottom 2 has shape 2x3"),
-        ({"a": (2, 4), "x": SHAPE, "z": SHAPE}, "Axpy", "a x z", "", "bottom 0 has shape 2x4"),
-        ({}, "Parameter", "", "parameter_param { shape { dim: -1 } }", "expected no negative"),
-    ],
-)
-def test_mistakes_of_affine(
-    shapes: dict[str, tuple[int, ...]], kind: str, bottoms: str, body: str, text: str
-) -> None:
-    with pytest.raises(DefinitionError, match=text):
-        build(inputs(**shapes) + layer(kind, bottoms, "y", body))

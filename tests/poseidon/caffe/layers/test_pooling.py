@@ -12,8 +12,7 @@ from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe.layers.pooling import pooled_extents
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST
-from poseidon.errors import DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 
 def caffe(
@@ -80,23 +79,12 @@ def test_every_window(size: tuple[int, int], kernel: int, stride: int, pad: int,
 )
 def test_shapes(body: str, expected: tuple[int, int]) -> None:
     for kind in ("MAX", "AVE"):
-        net = build(
-            inputs(x=(2, 3, 10, 12))
-            + layer("Pooling", "x", "y", f"pooling_param {{ pool: {kind} {body} }}")
-        )
+        net = build(stack(f"Pooling x=2,3,10,12 > y | pooling_param {{ pool: {kind} {body} }}"))
         assert (
             tuple(net({"x": noise(2, 3, 10, 12)})["y"].shape)
             == (2, 3, *expected)
             == net.blob_shapes["y"]
         )
-
-
-def test_global_pooling_is_the_mean_and_the_maximum() -> None:
-    x = noise(2, 3, 4, 5)
-    for kind, expected in (("AVE", x.mean((2, 3))), ("MAX", x.amax((2, 3)))):
-        body = f"pooling_param {{ pool: {kind} global_pooling: true }}"
-        net = build(inputs(x=(2, 3, 4, 5)) + layer("Pooling", "x", "y", body))
-        torch.testing.assert_close(net({"x": x})["y"].flatten(1), expected)
 
 
 def test_a_last_window_outside_the_input_is_refused() -> None:
@@ -107,10 +95,7 @@ def test_a_last_window_outside_the_input_is_refused() -> None:
 
 def test_a_window_wholly_outside_has_the_lowest_value_and_no_place() -> None:
     """Kernel 1, stride 2 on an even extent: Caffe counts one window too many."""
-    net = build(
-        inputs(x=(1, 1, 4, 4))
-        + layer("Pooling", "x", "y m", "pooling_param { kernel_size: 1 stride: 2 }")
-    )
+    net = build(stack("Pooling x=1,1,4,4 > y m | pooling_param { kernel_size: 1 stride: 2 }"))
     x = noise(1, 1, 4, 4).requires_grad_()
     tops = net({"x": x})
     y, mask = tops["y"].detach(), tops["m"]
@@ -160,20 +145,6 @@ def test_ceil_mode_is_round_mode_in_other_branches(body: str, extents: tuple[int
     assert net.blob_shapes["y"] == (1, 1, *extents)
 
 
-def test_ceil_mode_and_round_mode_that_contradict() -> None:
-    pooling = "pooling_param { kernel_size: 2 round_mode: CEIL ceil_mode: false }"
-    with pytest.raises(DefinitionError, match="has round_mode: CEIL and ceil_mode: false"):
-        build(inputs(x=(1, 1, 5, 7)) + layer("Pooling", "x", "y", pooling))
-
-
-def test_a_stride_beyond_caffes_int() -> None:
-    with pytest.raises(DefinitionError, match="must be at most 2147483647"):
-        build(
-            inputs(x=(1, 1, 5, 7))
-            + layer("Pooling", "x", "y", "pooling_param { kernel_size: 2 stride: 3000000000 }")
-        )
-
-
 def spp(shape: tuple[int, ...], body: str) -> Net:
     return build(inputs(x=shape) + layer("SPP", "x", "y", f"spp_param {{ {body} }}"))
 
@@ -197,16 +168,3 @@ def test_the_first_level_is_global_and_all_are_side_by_side(
 def test_one_level_keeps_its_axes() -> None:
     net = spp((2, 3, 4, 4), "pyramid_height: 1")
     assert net.blob_shapes["y"] == (2, 3, 1, 1) == tuple(net({"x": noise(2, 3, 4, 4)})["y"].shape)
-
-
-@pytest.mark.parametrize(
-    ("shape", "body", "message"),
-    [
-        ((2, 3, 4, 4), "", "missing pyramid_height"),
-        ((2, 3, 4), "pyramid_height: 1", "expected 4"),
-        ((2, 3, 3, 3), "pyramid_height: 4", "pyramid level"),
-    ],
-)
-def test_mistakes(shape: tuple[int, ...], body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        spp(shape, body)

@@ -13,7 +13,7 @@ from poseidon.caffe.layers.proposal import AnchorTarget, Proposal, ProposalTarge
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.errors import DataError, DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 # One anchor a cell, 0..15: 16 x 16.
 ONE = "feat_stride: 16 base_size: 16 ratio: 1 scale: 1"
@@ -181,7 +181,7 @@ def test_the_python_layer_of_proposals_is_replaced(
 ) -> None:
     body = PYTHON.format("proposal_layer", "ProposalLayer", "'feat_stride': 16")
     net = build(
-        inputs(c=(1, 18, 2, 2), d=(1, 36, 2, 2), i=(1, 3)) + layer("Python", "c d i", "y", body),
+        stack(f"Python c=1,18,2,2 d=1,36,2,2 i=1,3 > y | {body}"),
         phase=phase,
     )
     (found,) = [module for _, module in net.layer_modules if isinstance(module, Proposal)]
@@ -251,54 +251,6 @@ def test_a_module_of_the_user_takes_precedence(
             sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "shapes", "tops", "body", "message"),
-    [
-        ("Proposal", [(1, 3, 1, 3), (1, 4, 1, 3), (1, 3)], "y", ONE, "bottom 0 has shape"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 3, 1), (1, 3)], "y", ONE, "bottom 1 has shape 1x4x3x1"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 2)], "y", ONE, "expected height"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", ONE + " nms_thresh: "
-"2", "nms_thresh is 2"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "ratio: 0 scale: "
-"1", "expected positive numbers"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "feat_stride: "
-"0", "feat_stride is 0"),
-        ("AnchorTarget", [(2, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE, "expected the map"),
-        ("AnchorTarget", [(1, 2, 1, 3), (1, 4), (1, 3)], "y l t a", ONE, "x1, y1, x2, y2"),
-        ("AnchorTarget", [(1, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE + " batch_size: "
-"0", "batch_size is 0"),
-        ("AnchorTarget", [(1, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE + " positive_weight: "
-"1", "positive_weight is 1"),
-        ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 1", "num_classes is 1"),
-        ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 batch_size: "
-"0", "batch_size is 0"),
-        ("ProposalTarget", [(3, 4), (1, 5)], "y l t a b", "num_classes: "
-"3", "expected 5 values for each region"),
-        ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 bbox_std: "
-"1", "must occur four times"),
-    ],
-)  # fmt: skip
-def test_mistakes(
-    kind: str, shapes: list[tuple[int, ...]], tops: str, body: str, message: str
-) -> None:
-    names = "abc"[: len(shapes)]
-    block = {
-        "Proposal": "proposal",
-        "AnchorTarget": "anchor_target",
-        "ProposalTarget": "proposal_target",
-    }[kind]
-    with pytest.raises(DefinitionError, match=message):
-        build(
-            inputs(**dict(zip(names, shapes, strict=True)))
-            + layer(
-                kind,
-                " ".join(names),
-                " ".join(f"t{top}" for top in tops.split()),
-                f"{block}_param {{ {body} }}",
-            )
-        )
-
-
 def test_mistakes_in_the_data() -> None:
     with pytest.raises(DataError, match="has class 3, expected 0 to 2"):
         proposal_target("num_classes: 3")({"r": REGIONS, "g": OBJECTS})
@@ -308,6 +260,4 @@ def test_mistakes_in_the_data() -> None:
         proposal_target("num_classes: 4")({"r": REGIONS + 1, "g": OBJECTS})
     with pytest.raises(DefinitionError, match="param_str has no 'feat_stride'"):
         body = PYTHON.format("proposal_layer", "ProposalLayer", "'stride': 16")
-        build(
-            inputs(c=(1, 18, 2, 2), d=(1, 36, 2, 2), i=(1, 3)) + layer("Python", "c d i", "y", body)
-        )
+        build(stack(f"Python c=1,18,2,2 d=1,36,2,2 i=1,3 > y | {body}"))

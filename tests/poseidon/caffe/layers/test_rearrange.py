@@ -11,7 +11,7 @@ from torch import Tensor
 
 from poseidon.caffe.layers.rearrange import INTEGERS, outside
 from poseidon.caffe.net.net import Net
-from poseidon.errors import DataError, DefinitionError
+from poseidon.errors import DataError
 from tests.support.nets import build, inputs, layer, noise
 
 NAN, INF = math.nan, math.inf
@@ -222,12 +222,6 @@ def test_batch_reindex_repeats_and_reorders() -> None:
     assert x.grad is not None and x.grad[:, 0, 0].tolist() == [1, 0, 3]
 
 
-@pytest.mark.parametrize("index", [3.0, -1.0])
-def test_an_index_outside_the_batch(index: float) -> None:
-    with pytest.raises(DataError, match=r"layer.*index (3|-1) is outside 0..2"):
-        one("BatchReindex", x=(3, 2), p=(1,))({"x": noise(3, 2), "p": torch.tensor([index])})
-
-
 def test_filter_and_the_layers_above_it() -> None:
     text = inputs(x=(4, 3), z=(4, 2), s=(4, 1)) + layer("Filter", "x z s", "a b", name="filter")
     net = build(text + layer("Reduction", "a", "sum", "reduction_param { axis: 1 }", name="sum"))
@@ -264,45 +258,10 @@ def test_crop(body: str, cut: tuple[slice, ...]) -> None:
     assert torch.equal(y, x[cut])
 
 
-def test_tile() -> None:
-    x = noise(2, 3)
-    y = one("Tile", "tile_param { axis: -1 tiles: 2 }", x=(2, 3))({"x": x})["y"]
-    assert torch.equal(y, torch.cat((x, x), 1))
-
-
 def test_shuffled_channels_are_dealt_out() -> None:
     x = torch.arange(6.0).view(1, 6)
     y = one("ShuffleChannel", "shuffle_channel_param { group: 2 }", x=(1, 6))({"x": x})["y"]
     assert y.tolist() == [[0, 3, 1, 4, 2, 5]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "shapes", "body", "message"),
-    [
-        ("BatchReindex", {"x": (3, 2), "p": (2, 2)}, "", "bottom 1 has shape 2x2"),
-        ("Filter", {"x": (3, 2), "s": (3, 2)}, "", "selector has shape 3x2"),
-        ("Filter", {"x": (4, 2), "s": (3,)}, "", "bottom 'x' has shape 4x2, expected 3 items"),
-        ("Crop", {"x": (2, 3, 4), "z": (2, 3)}, "", "expected the same number of axes"),
-        ("Crop", {"x": (2, 3, 4), "z": (2, 3, 4)}, "crop_param { offset: 1 }", "exceed axis 2"),
-        (
-            "Crop",
-            {"x": (2, 3, 4), "z": (2, 3, 4)},
-            "crop_param { offset: 0 offset: 0 }",
-            "offset occurs 2 times",
-        ),
-        ("Tile", {"x": (2, 3)}, "", "missing tiles"),
-        ("Tile", {"x": (2, 3)}, "tile_param { tiles: 0 }", "tiles is 0"),
-        (
-            "ShuffleChannel",
-            {"x": (2, 3)},
-            "shuffle_channel_param { group: 2 }",
-            "divisor of the 3 channels",
-        ),
-    ],
-)
-def test_mistakes(kind: str, shapes: dict[str, tuple[int, ...]], body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        one(kind, body, **shapes)
 
 
 SHAPE = (2, 6, 4, 5)

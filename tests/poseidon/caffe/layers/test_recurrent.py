@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from poseidon.caffe.net.net import Net
-from poseidon.errors import DefinitionError
 from tests.support.nets import build, inputs, layer, noise
 
 T, N, D, S, H = 4, 3, 5, 2, 6
@@ -27,35 +25,6 @@ def going_on() -> torch.Tensor:
     cont = torch.ones(T, N)
     cont[0] = 0
     return cont
-
-
-def test_lstm_equals_torchs() -> None:
-    """Torch orders the gates i, f, g, o; here it is i, f, o, g."""
-    net, theirs = recurrent("LSTM"), nn.LSTM(D, H)
-    weight_x, bias, weight_h = (blob.detach() for blob in net.parameters())
-    order = torch.cat([torch.arange(H) + part * H for part in (0, 1, 3, 2)])
-    with torch.no_grad():
-        theirs.weight_ih_l0.copy_(weight_x[order])
-        theirs.weight_hh_l0.copy_(weight_h[order])
-        theirs.bias_ih_l0.copy_(bias[order])
-        theirs.bias_hh_l0.zero_()
-    x = noise(T, N, D)
-    torch.testing.assert_close(net({"x": x, "k": going_on()})["y"], theirs(x)[0])
-
-
-def test_rnn_equals_torchs() -> None:
-    net, theirs = recurrent("RNN"), nn.RNN(D, H)
-    weight_x, bias, weight_h, weight_o, bias_o = (blob.detach() for blob in net.parameters())
-    with torch.no_grad():
-        theirs.weight_ih_l0.copy_(weight_x)
-        theirs.weight_hh_l0.copy_(weight_h)
-        theirs.bias_ih_l0.copy_(bias)
-        theirs.bias_hh_l0.zero_()
-    x = noise(T, N, D)
-    hidden = theirs(x)[0].detach()
-    torch.testing.assert_close(
-        net({"x": x, "k": going_on()})["y"], (hidden @ weight_o.t() + bias_o).tanh()
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,73 +121,3 @@ def test_lstm_unit() -> None:
         expected = cont * f.sigmoid() * c + i.sigmoid() * a.tanh()
         torch.testing.assert_close(found["d"], expected)
         torch.testing.assert_close(found["h"], o.sigmoid() * expected.tanh())
-
-
-@pytest.mark.parametrize(
-    ("shapes", "kind", "bottoms", "tops", "fields", "text"),
-    [
-        ({"x": (4, 3, 5), "k": (4, 3)}, "LSTM", "x k", "y", "", "missing num_output"),
-        ({"x": (4, 3), "k": (4, 3)}, "RNN", "x k", "y", "num_output: 2", "bottom 0 has shape"),
-        (
-            {"x": (4, 3, 5), "k": (3, 4)},
-            "RNN",
-            "x k",
-            "y",
-            "num_output: 2",
-            "has shape 3x4, expected 4x3",
-        ),
-        (
-            {"x": (4, 3, 5), "k": (4, 3), "s": (4, 2)},
-            "LSTM",
-            "x k s",
-            "y",
-            "num_output: 2",
-            "bottom 2 has shape 4x2, expected 3x",
-        ),
-        ({"x": (4, 3, 5)}, "LSTM", "x", "y", "num_output: 2", "has 1 bottom, expected 2 to 3"),
-        (
-            {"x": (4, 3, 5), "k": (4, 3)},
-            "LSTM",
-            "x k",
-            "y h c",
-            "num_output: 2 expose_hidden: true",
-            "has 2 bottoms, expected 4 to 5",
-        ),
-        (
-            {"x": (4, 3, 5), "k": (4, 3)},
-            "RNN",
-            "x k",
-            "y h",
-            "num_output: 2",
-            "has 2 tops, expected exactly 1",
-        ),
-        (
-            {"x": (4, 3, 5), "k": (4, 3), "h": (1, 3, 3)},
-            "RNN",
-            "x k h",
-            "y z",
-            "num_output: 2 expose_hidden: true",
-            "has shape 1x3x3, expected 1x3x2",
-        ),
-    ],
-)
-def test_mistakes(
-    shapes: dict[str, tuple[int, ...]], kind: str, bottoms: str, tops: str, fields: str, text: str
-) -> None:
-    with pytest.raises(DefinitionError, match=text):
-        build(inputs(**shapes) + layer(kind, bottoms, tops, f"recurrent_param {{ {fields} }}"))
-
-
-@pytest.mark.parametrize(
-    ("cell", "gates", "cont", "text"),
-    [
-        ((2, 3, 4), (1, 3, 16), (1, 3), "bottom 0 has shape 2x3x4, expected 1xNxH"),
-        ((1, 3, 4), (1, 3, 12), (1, 3), "bottom 1 has shape 1x3x12, expected 1x3x16"),
-        ((1, 3, 4), (1, 3, 16), (3, 1), "bottom 2 has shape 3x1, expected 1x3"),
-    ],
-)
-def test_mistakes_of_a_unit(
-    cell: tuple[int, ...], gates: tuple[int, ...], cont: tuple[int, ...], text: str
-) -> None:
-    with pytest.raises(DefinitionError, match=text):
-        build(inputs(c=cell, g=gates, k=cont) + layer("LSTMUnit", "c g k", "d h"))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from poseidon.caffe.net.net import Net
-from poseidon.errors import DataError, DefinitionError
-from tests.support.nets import build, inputs, layer, noise
+from poseidon.errors import DataError
+from tests.support.nets import build, inputs, layer, noise, stack
 
 
 def roi(body: str = "pooled_h: 2 pooled_w: 3", regions: int = 2) -> Net:
@@ -36,19 +36,6 @@ def test_a_region_outside_the_map_is_zero() -> None:
     assert not y[0, :, :, 2].any()
 
 
-@pytest.mark.parametrize(
-    ("shapes", "body", "message"),
-    [
-        ({"x": (2, 3, 8, 9), "r": (2, 4)}, "pooled_h: 1 pooled_w: 1", "expected 5 values"),
-        ({"x": (2, 3, 8), "r": (2, 5)}, "pooled_h: 1 pooled_w: 1", "expected 4 axes"),
-        ({"x": (2, 3, 8, 9), "r": (2, 5)}, "pooled_h: 1", "missing pooled_w"),
-    ],
-)
-def test_regions_that_are_none(shapes: dict[str, tuple[int, ...]], body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        build(inputs(**shapes) + layer("ROIPooling", "x r", "y", f"roi_pooling_param {{ {body} }}"))
-
-
 @pytest.mark.parametrize(("cells", "parts"), [(57, 7), (114, 7), (57, 14), (114, 14)])
 def test_the_last_part_reaches_one_cell_further_where_float32_rounds_up(
     cells: int, parts: int
@@ -75,12 +62,8 @@ def test_corners_are_rounded_half_away_from_zero() -> None:
     """
     line = torch.arange(1.0, 9.0).view(1, 1, 1, 8)
     net = build(
-        inputs(x=(1, 1, 1, 8), r=(1, 5))
-        + layer(
-            "ROIPooling",
-            "x r",
-            "y",
-            "roi_pooling_param { pooled_h: 1 pooled_w: 7 spatial_scale: 0.5 }",
+        stack(
+            "ROIPooling x=1,1,1,8 r=1,5 > y | roi_pooling_param { pooled_h: 1 pooled_w: 7 spatial_scale: 0.5 }"
         )
     )
     found = net({"x": line, "r": torch.tensor([[0.0, -5, 0, 5, 0]])})["y"]
@@ -91,8 +74,7 @@ def test_corners_are_rounded_half_away_from_zero() -> None:
 def test_the_gradient_goes_to_the_first_of_equal_maxima() -> None:
     x = torch.zeros(1, 1, 2, 4).requires_grad_()
     net = build(
-        inputs(x=(1, 1, 2, 4), r=(2, 5))
-        + layer("ROIPooling", "x r", "y", "roi_pooling_param { pooled_h: 1 pooled_w: 2 }")
+        stack("ROIPooling x=1,1,2,4 r=2,5 > y | roi_pooling_param { pooled_h: 1 pooled_w: 2 }")
     )
     net({"x": x, "r": torch.tensor([[0.0, 0, 0, 3, 1], [0, 0, 0, 3, 1]])})["y"].sum().backward()
     assert x.grad is not None
@@ -146,18 +128,3 @@ def test_samples_between_cells() -> None:
     regions = torch.tensor([[0.0, 0, 0, 2, 2], [0, 3, 0, 5, 2], [0, 7, 7, 9, 9]])
     # The second: 3.5 has the value at the border, 4.5 is outside. The third is outside.
     assert net({"x": x, "r": regions})["y"].flatten().tolist() == pytest.approx([1, 1.5, 0])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 2 group_size: 3 "
-"}"), "has 8 channels, expected output_dim x group_size.2 = 18"),
-        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 0 group_size: 3 "
-"}"), "output_dim is 0"),
-        (("ROIAlign", "roi_align_param { pooled_h: 3 }"), "missing pooled_w"),
-    ],
-)  # fmt: skip
-def test_mistakes_of_other_pooling(text: tuple[str, str], message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        build(inputs(x=(1, 8, 4, 4), r=(1, 5)) + layer(text[0], "x r", "y", text[1]))

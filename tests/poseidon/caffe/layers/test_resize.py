@@ -8,7 +8,7 @@ import torch
 from poseidon.caffe.net.net import Net
 from poseidon.errors import DataError, DefinitionError
 from tests.support.gradient_check import check_gradients
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 
 def interp(body: str) -> Net:
@@ -68,21 +68,6 @@ def test_a_ramp_stays_a_ramp(body: str, extent: int, last: float) -> None:
     torch.testing.assert_close(y[0, 0, 0], torch.linspace(0, last, extent))
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("", "has no size"),
-        ("height: 3", "expected at least 1 for both"),
-        ("zoom_factor: 0", "must be at least 1"),
-        ("zoom_factor: 2 pad_beg: 1", "expected 0 or less"),
-        ("zoom_factor: 2 pad_beg: -5", "crop all"),
-    ],
-)
-def test_mistakes(body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        interp(body)
-
-
 def test_a_map_returns_to_the_places_of_its_maxima() -> None:
     """SegNet: pool with a mask, upsample, and only the maxima are left."""
     net = build(
@@ -140,26 +125,6 @@ def test_indices_of_upsample() -> None:
             net({"x": x, "m": torch.tensor([0.0, 1, wrong]).view(1, 1, 1, 3)})
 
 
-@pytest.mark.parametrize(
-    ("mask", "body", "message"),
-    [
-        ((1, 2, 2, 2), "", "expected equal shapes"),
-        ((1, 2, 2, 3), "upsample_h: 4", "only one of upsample_h and upsample_w"),
-        ((1, 2, 2, 3), "upsample_h: 4 upsample_w: 1", "expected at least 2"),
-        ((1, 2, 2, 3), "scale_h: 4", "only one of scale_h and scale_w"),
-        ((1, 2, 2, 3), "scale: 2 scale_h: 4 scale_w: 2", "both scale and scale_h/scale_w"),
-        ((1, 2, 2, 3), "scale: 1", "expected at least 2"),
-        ((1, 2, 2, 3), "scale: 3 pad_out_h: true", "need a scale of 2"),
-    ],
-)
-def test_mistakes_of_upsample(mask: tuple[int, ...], body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        build(
-            inputs(x=(1, 2, 2, 3), m=mask)
-            + layer("Upsample", "x m", "y", f"upsample_param {{ {body} }}")
-        )
-
-
 def test_reorg_in_darknets_order() -> None:
     """Darknet's loop, for 4 channels of 2 x 4: out[k, j, i] is the memory read as 1 x 4 x 8, at
     row 2j + k/2, column 2i + k%2.
@@ -174,26 +139,9 @@ def test_reorg_in_darknets_order() -> None:
 
 
 def test_reorg_in_reverse() -> None:
-    net = build(
-        inputs(x=(1, 4, 1, 2)) + layer("Reorg", "x", "y", "reorg_param { stride: 2 reverse: true }")
-    )
+    net = build(stack("Reorg x=1,4,1,2 > y | reorg_param { stride: 2 reverse: true }"))
     y = net({"x": torch.arange(8.0).view(1, 4, 1, 2)})["y"]
     assert y[0, 0].tolist() == [[0, 2, 1, 3], [4, 6, 5, 7]]
-
-
-@pytest.mark.parametrize(
-    ("shape", "body", "message"),
-    [
-        ((1, 4, 4, 4), "", "missing stride"),
-        ((1, 4, 4, 4), "stride: 0", "stride is 0, expected at least 1"),
-        ((1, 6, 4, 4), "stride: 2", "6 channels, expected a multiple of stride"),
-        ((1, 4, 3, 4), "stride: 2", "bottom is 3x4, expected multiples of stride 2"),
-        ((4, 4), "stride: 2", "expected 4"),
-    ],
-)
-def test_mistakes_of_reorg(shape: tuple[int, ...], body: str, message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        build(inputs(x=shape) + layer("Reorg", "x", "y", f"reorg_param {{ {body} }}"))
 
 
 def test_one_bottom_fills_squares() -> None:
@@ -205,7 +153,4 @@ def test_one_bottom_fills_squares() -> None:
     y.sum().backward()
     assert x.grad is not None and x.grad.flatten().tolist() == [4, 4]
     with pytest.raises(DefinitionError, match="has 1 bottom, expected scale: <at least 1> alone"):
-        build(
-            inputs(x=(1, 1, 1, 2))
-            + layer("Upsample", "x", "y", "upsample_param { scale: 2 pad_out_h: true }")
-        )
+        build(stack("Upsample x=1,1,1,2 > y | upsample_param { scale: 2 pad_out_h: true }"))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from poseidon.errors import DataError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 N, C, H, W = 2, 4, 3, 2
 LABELS = torch.tensor([0.0, 1, 2, 3, 1, 1, 2, 0, 1, 3, 3, 2]).reshape(N, H, W)
@@ -45,10 +44,7 @@ def test_normalizations(body: str, normalizer: int) -> None:
 
 
 def test_the_class_axis_may_be_another() -> None:
-    net = build(
-        inputs(x=(2, 3, 4), l=(2, 3))
-        + layer("SoftmaxWithLoss", "x l", "loss", "softmax_param { axis: -1 }")
-    )
+    net = build(stack("SoftmaxWithLoss x=2,3,4 l=2,3 > loss | softmax_param { axis: -1 }"))
     x, label = noise(2, 3, 4), torch.tensor([[0.0, 1, 2], [3, 2, 1]])
     net({"x": x, "l": label})
     torch.testing.assert_close(
@@ -57,10 +53,7 @@ def test_the_class_axis_may_be_another() -> None:
 
 
 def test_nothing_but_ignored_labels_is_no_loss() -> None:
-    net = build(
-        inputs(x=(2, 3), l=(2,))
-        + layer("SoftmaxWithLoss", "x l", "loss", "loss_param { ignore_label: -1 }")
-    )
+    net = build(stack("SoftmaxWithLoss x=2,3 l=2 > loss | loss_param { ignore_label: -1 }"))
     net({"x": noise(2, 3), "l": torch.full((2,), -1.0)})
     assert float(net.loss) == 0
 
@@ -80,16 +73,3 @@ def test_the_second_top_is_the_softmax() -> None:
     tops = net({"x": x, "l": torch.zeros(2)})
     torch.testing.assert_close(tops["p"], torch.softmax(x, 1).detach())
     assert not tops["p"].requires_grad
-
-
-@pytest.mark.parametrize("label", [-1.0, 3.0])
-def test_a_label_outside_the_scores(label: float) -> None:
-    net = build(inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", "loss"))
-    with pytest.raises(DataError, match=rf"label {label:.0f} is outside 0\.\.2"):
-        net({"x": noise(2, 3), "l": torch.tensor([0, label])})
-
-
-def test_softmax_sums_to_one_along_its_axis() -> None:
-    net = build(inputs(x=(2, 3, 4)) + layer("Softmax", "x", "y", "softmax_param { axis: 2 }"))
-    y = net({"x": noise(2, 3, 4) * 50})["y"]
-    torch.testing.assert_close(y.sum(2), torch.ones(2, 3))

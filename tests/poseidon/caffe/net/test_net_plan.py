@@ -6,7 +6,7 @@ import pytest
 
 from poseidon.caffe.layers.registry import layer_class
 from poseidon.caffe.net.net_plan import NetPlan, plan_net
-from tests.support.nets import definition, inputs, layer
+from tests.support.nets import definition, inputs, layer, stack
 
 IP = "inner_product_param { num_output: 3 }"
 
@@ -17,8 +17,7 @@ def plan(text: str) -> NetPlan:
 
 def test_a_blob_dies_with_its_last_reader() -> None:
     found = plan(
-        inputs(x=(2, 3))
-        + layer("InnerProduct", "x", "a", IP)
+        stack(f"InnerProduct x=2,3 > a | {IP}")
         + layer("InnerProduct", "a", "b", IP)
         + layer("Eltwise", "a b", "c")
     )
@@ -27,11 +26,7 @@ def test_a_blob_dies_with_its_last_reader() -> None:
 
 
 def test_what_weighs_in_the_loss_lives_on() -> None:
-    found = plan(
-        inputs(x=(2, 3))
-        + layer("InnerProduct", "x", "a", "loss_weight: 2")
-        + layer("ReLU", "a", "b")
-    )
+    found = plan(stack("InnerProduct x=2,3 > a | loss_weight: 2") + layer("ReLU", "a", "b"))
     a = found.names["a"]
     assert found.losses == ((a, 2.0),)
     assert all(a not in step.dead for step in found.steps)
@@ -106,9 +101,7 @@ def test_a_loss_may_leave_its_top_unnamed() -> None:
 
 
 def test_wanted_gradients() -> None:
-    text = inputs(x=(2, 3), y=(2, 3)) + layer(
-        "Eltwise", "x y", "z", "propagate_down: true propagate_down: false"
-    )
+    text = stack("Eltwise x=2,3 y=2,3 > z | propagate_down: true propagate_down: false")
     found = plan(text)
     assert found.wants_gradient == {found.names["x"]}
     assert found.steps[-1].cut == (False, True)

@@ -14,7 +14,7 @@ from poseidon.caffe.layers.base import Shape
 from poseidon.caffe.layers.sources import Source
 from poseidon.caffe.net.net import Net
 from poseidon.errors import DefinitionError, UsageError
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, inputs, layer, noise, stack
 
 BIAS = "bias_filler { type: 'constant' value: 3 }"
 CONV = f"convolution_param {{ num_output: 3 kernel_size: 3 weight_filler {{ type: 'xavier' }} {BIAS} }}"
@@ -86,10 +86,7 @@ def test_a_shape_that_would_change_a_blob_is_refused_and_nothing_changes() -> No
 
 
 def test_a_top_in_place_keeps_the_shape_of_its_bottom() -> None:
-    net = build(
-        inputs(x=(2, 2, 1, 1))
-        + layer("Pooling", "x", "x", "pooling_param { kernel_size: 1 stride: 2 }")
-    )
+    net = build(stack("Pooling x=2,2,1,1 > x | pooling_param { kernel_size: 1 stride: 2 }"))
     net({"x": noise(2, 2, 1, 1)})
     with pytest.raises(DefinitionError, match="in place on 'x'"):
         net.reshape({"x": (2, 2, 3, 3)})

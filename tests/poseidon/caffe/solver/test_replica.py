@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,10 +44,9 @@ def replica_of(path: Path, bounds: tuple[int, ...], rank: int) -> Replica:
 
 def passes(path: Path, bounds: tuple[int, ...], rank: int) -> dict[int, list[torch.Tensor]]:
     """Return the loss and all gradients of each virtual worker of one process."""
-    replica = replica_of(path, bounds, rank)
-    found = {}
-    before = replica.values()
-    try:
+    with closing(replica_of(path, bounds, rank)) as replica:
+        found = {}
+        before = replica.values()
         for nets in replica.nets:
             replica.train.zero_grad()
             for parameter, value in before.items():
@@ -54,8 +54,6 @@ def passes(path: Path, bounds: tuple[int, ...], rank: int) -> dict[int, list[tor
             loss, _ = replica.forward_backward(nets, 0, lambda: None, lambda _: None)
             gradients = [t.tensor.grad for t in replica.trained if t.tensor.grad is not None]
             found[nets.number] = [loss, *(gradient.clone() for gradient in gradients)]
-    finally:
-        replica.close()
     return found
 
 
@@ -73,8 +71,7 @@ def test_a_virtual_worker_computes_the_same_bits_on_any_process(solver: Path) ->
 
 
 def test_virtual_workers_of_a_process_share_each_parameter(solver: Path) -> None:
-    replica = replica_of(solver, (0, 1, 4), 1)
-    try:
+    with closing(replica_of(solver, (0, 1, 4), 1)) as replica:
         assert [nets.number for nets in replica.nets] == [1, 2, 3]
         assert [nets.name for nets in replica.nets] == [f"virtual worker {n}" for n in (1, 2, 3)]
         shared = {info.name: info.parameter for info in replica.train.parameters_info}
@@ -83,19 +80,14 @@ def test_virtual_workers_of_a_process_share_each_parameter(solver: Path) -> None
                 for info in net.parameters_info:
                     assert info.parameter is shared[info.name]
         assert [t.tensor for t in replica.trained] == [info.parameter for info in replica.exchanged]
-    finally:
-        replica.close()
 
 
 def test_a_net_that_does_not_run_keeps_no_activations(solver: Path) -> None:
-    replica = replica_of(solver, (0, 2), 0)
-    try:
+    with closing(replica_of(solver, (0, 2), 0)) as replica:
         net = replica.nets[0].train
         _, outputs = replica.forward_backward(replica.nets[0], 0, lambda: None, lambda _: None)
         assert net.loss.grad_fn is None
         assert all(value.grad_fn is None for value in outputs.values())
-    finally:
-        replica.close()
 
 
 def test_virtual_workers_divide_the_batches_that_are_prepared_ahead(solver: Path) -> None:
@@ -147,8 +139,7 @@ def test_users_layers_draw_the_same_numbers_on_any_process(
 def test_virtual_workers_that_leave_are_closed_and_those_that_arrive_share_the_parameters(
     solver: Path,
 ) -> None:
-    replica = replica_of(solver, (0, 2, 5), 1)
-    try:
+    with closing(replica_of(solver, (0, 2, 5), 1)) as replica:
         parameters = [info.parameter for info in replica.train.parameters_info]
         first, second, third = replica.nets
         replica.go_on(replica.context, VirtualWorkers((0, 3, 5)))
@@ -165,17 +156,12 @@ def test_virtual_workers_that_leave_are_closed_and_those_that_arrive_share_the_p
             first.train()
         assert {reader._depth for nets in replica.nets for _, reader in nets.train.readers()} == {1}
         assert replica.keeps_state == ""
-    finally:
-        replica.close()
 
 
 def test_a_layer_that_keeps_a_state_is_named(solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pooling, "KEEPS_STATE", True)
-    replica = replica_of(solver, (0, 2), 0)
-    try:
+    with closing(replica_of(solver, (0, 2), 0)) as replica:
         assert replica.keeps_state == "layer 'pool' (Pooling) keeps its own state"
-    finally:
-        replica.close()
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -183,8 +169,7 @@ def test_a_process_that_goes_on_elsewhere_has_its_parameters_and_no_state_of_lay
     solver: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
     monkeypatch.setattr(Pooling, "KEEPS_STATE", keeps)
-    replica = replica_of(solver, (0, 2, 4, 6), 2)
-    try:
+    with closing(replica_of(solver, (0, 2, 4, 6), 2)) as replica:
         before = {nets.number: nets for nets in replica.nets}
         parameters = [info.parameter for info in replica.train.parameters_info]
         parameters[0].grad = torch.ones_like(parameters[0])
@@ -197,8 +182,6 @@ def test_a_process_that_goes_on_elsewhere_has_its_parameters_and_no_state_of_lay
             assert all(one is other for one, other in zip(own, parameters, strict=True))
             nets.train()
         assert parameters[0].grad is None
-    finally:
-        replica.close()
 
 
 RANKED = """
@@ -222,12 +205,9 @@ def test_users_layers_have_the_rank_of_their_virtual_worker(
     net.write_text(net.read_text(encoding="utf-8") + layer, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(mode, "MODE", mode.ProcessMode())
-    replica = replica_of(solver, (0, 1, 3), 1)
-    try:
+    with closing(replica_of(solver, (0, 1, 3), 1)) as replica:
         for nets in replica.nets:
             replica.forward_backward(nets, 0, lambda: None, lambda _: None)
-    finally:
-        replica.close()
     seen = importlib.import_module("ranked_layer").SEEN
     assert seen == [(1, 1, 3), (1, 1, 3), (2, 2, 3), (2, 2, 3)]
 
@@ -244,8 +224,7 @@ def test_a_layer_that_only_a_test_net_has_gets_weights(solver: Path, tmp_path: P
     """
     net = tmp_path / "net.prototxt"
     net.write_text(net.read_text() + TEST_LAYER)
-    replica = replica_of(solver, (0, 1, 2), 0)
-    try:
+    with closing(replica_of(solver, (0, 1, 2), 0)) as replica:
         judge = replica.nets[0].tests[0].layers_by_name["judge"]
         value = np.full(judge.blobs()[0].shape, 0.25, np.float32)
         saved = NetParameter(name="net")
@@ -260,8 +239,6 @@ def test_a_layer_that_only_a_test_net_has_gets_weights(solver: Path, tmp_path: P
             found = nets.tests[0].layers_by_name["judge"].blobs()[0]
             assert torch.equal(found.detach(), torch.from_numpy(value)), nets.name
         assert len(replica.nets) == 2
-    finally:
-        replica.close()
 
 
 NET = inputs(x=(4, 6)) + layer(

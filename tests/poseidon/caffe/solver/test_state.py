@@ -26,7 +26,7 @@ from poseidon.engine.leaf import Found, StateSource
 from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.replicas import NO_CHECK
-from tests.support.nets import build, inputs, layer, noise
+from tests.support.nets import build, layer, noise, stack
 from tests.support.training import Job, run, write_definitions
 from tests.support.training_processes import make_data
 
@@ -39,9 +39,7 @@ def nets(*, seed: int) -> WorkerNets:
     def net(more: str) -> Net:
         filler = "weight_filler { type: 'constant' value: 0.3 }"
         body = f"recurrent_param {{ num_output: {H} {filler} }}"
-        return build(
-            inputs(x=(T, N, D), k=(T, N)) + layer("LSTM", "x k", "y", body) + more, seed=seed
-        )
+        return build(stack(f"LSTM x={T},{N},{D} k={T},{N} > y | {body}") + more, seed=seed)
 
     dummy = "dummy_data_param { data_filler { type: 'gaussian' } shape { dim: 3 } }"
     return WorkerNets(

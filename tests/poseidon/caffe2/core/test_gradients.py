@@ -61,55 +61,11 @@ def backward(operators: list[tuple[str, str, str]], ys: Any) -> tuple[list[str],
     return lines, {str(name): gradient for name, gradient in gradients.items()}
 
 
-def test_a_line() -> None:
-    lines, gradients = backward([("Plain", "x", "h"), ("Output", "h", "y")], {"y": "dy"})
-    assert lines == ["OutputGradient(y dy) -> h_grad", "PlainGradient(h_grad) -> x_grad"]
-    assert gradients == {"y": "dy", "h": "h_grad", "x": "x_grad"}
-
-
-def test_a_loss_without_a_gradient_gets_ones() -> None:
-    lines, _ = backward([("Plain", "x", "y")], ["y"])
-    assert lines == ["ConstantFill(y) -> y_autogen_grad", "PlainGradient(y_autogen_grad) -> x_grad"]
-
-
-def test_gradients_of_two_readers_are_summed() -> None:
-    lines, _ = backward(
-        [("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"}
-    )
-    assert lines[-3:] == [
-        "PlainGradient(b_grad) -> x_grad",
-        "PlainGradient(a_grad) -> _x_grad_autosplit_0",
-        "Sum(x_grad _x_grad_autosplit_0) -> x_grad",
-    ]
-
-
 def test_a_reader_without_gradient_adds_nothing() -> None:
     lines, _ = backward(
         [("Plain", "x", "a"), ("Nothing", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"}
     )
     assert lines[-1] == "PlainGradient(a_grad) -> x_grad"
-
-
-def test_versions_of_a_blob_have_gradients_of_their_own() -> None:
-    lines, _ = backward(
-        [("Plain", "x", "x"), ("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")],
-        {"y": "dy"},
-    )
-    sums = "Sum(x_grad _x_grad_autosplit_0) -> x_grad"
-    assert lines[-2:] == [sums, "PlainGradient(x_grad) -> x_grad"]
-
-
-def test_sparse_gradients_are_concatenated() -> None:
-    lines, gradients = backward(
-        [("Rows", "w", "a"), ("Rows", "w", "b"), ("Plain", "a b", "y")], {"y": "dy"}
-    )
-    assert lines[-2:] == [
-        "Concat(_w_grad_indices_autosplit_0 _w_grad_indices_autosplit_1) -> w_grad_indices_concat "
-        "w_grad_indices_concat_split",
-        "Concat(_w_grad_values_autosplit_0 _w_grad_values_autosplit_1) -> w_grad_values_concat "
-        "w_grad_values_concat_split",
-    ]
-    assert gradients["w"] == GradientSlice("w_grad_indices_concat", "w_grad_values_concat")
 
 
 @pytest.mark.parametrize(

@@ -143,35 +143,6 @@ def test_devices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build(None, cpu_device=False)._devices == [0]  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("no_gpus")
-def test_one_normalization_over_all_devices_equals_that_of_one_device() -> None:
-    def add_normalized(model: Any, loss_scale: float) -> list[Any]:
-        brew.conv(model, "data", "conv1", 2, 3, kernel=3)
-        brew.spatial_bn(model, "conv1", "bn1", 3, epsilon=1e-3, momentum=0.9, is_test=False)
-        brew.relu(model, "bn1", "bn1")
-        brew.fc(model, "bn1", "fc1", 3 * 4 * 4, 4)
-        _, loss = model.net.SoftmaxWithLoss(["fc1", "label"], ["softmax", "loss"])
-        return [model.net.Scale(loss, scale=loss_scale)]
-
-    def run(devices: list[int], **arguments: Any) -> dict[str, np.ndarray]:
-        workspace.ResetWorkspace()
-        model = build(devices, forward_pass_builder_fun=add_normalized, **arguments)
-        images = np.random.RandomState(3).randn(8, 2, 6, 6).astype(np.float32)
-        labels = np.arange(8, dtype=np.int32) % 4
-        feed(model, images, labels)
-        start(model)
-        data_parallel_model.RunNet(model, 5)
-        prefix = f"{model._device_prefix}_{devices[0]}/"
-        computed = {name: workspace.FetchBlob(prefix + name) for name in ("bn1_rm", "bn1_riv")}
-        return {**params(model), **computed}
-
-    whole = run([0])
-    assert_equal(whole, run([0, 1], combine_spatial_bn=True), 1e-4)
-    assert_equal(whole, run([2, 0], combine_spatial_bn=True, cpu_device=False), 1e-4)
-    apart = run([0, 1])
-    assert np.abs(apart["conv1_w"] - whole["conv1_w"]).max() > 1e-3  # statistics of half the batch
-
-
 def test_recurrent_networks_on_replicas_equal_one_with_the_whole_batch() -> None:
     def add_recurrent(model: Any, loss_scale: float) -> list[Any]:
         rows = 8 // count
@@ -249,19 +220,6 @@ def test_a_device_scope_around_it_is_refused() -> None:
         pytest.raises(AssertionError, match="without device-scope"),
     ):
         data_parallel_model.Parallelize_GPU(None, None, None)
-
-
-def test_a_model_for_tests_runs_forward_only() -> None:
-    model = build([0, 1])
-    train(model, 1, 8)
-    test = model_helper.ModelHelper(name="test", init_params=False)
-    data_parallel_model.Parallelize_CPU(test, lambda model: None, add_layers, devices=[0, 1])
-    data_parallel_model.RunInitNet(test)
-    before = params(model)
-    feed(test, *batch(9, 8))
-    data_parallel_model.RunNet(test, 1)
-    assert_equal(before, params(model), 0.0)
-    assert workspace.FetchBlob("cpu_1/loss") > 0
 
 
 def test_net_transformers_are_called_once_with_their_arguments() -> None:

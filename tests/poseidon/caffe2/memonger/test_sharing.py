@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from poseidon.caffe2 import brew, core, memonger, model_helper, workspace
 from poseidon.caffe2.proto import caffe2_pb2
-from poseidon.caffe2.workspace.current import current
 
 
 def names(proto: Any) -> set[str]:
@@ -82,20 +80,6 @@ def test_gradients_share_and_stay_the_same(net_type: str, activations: bool) -> 
     assert {"x/fc5", "x/loss", *gradients} <= names(proto)
     fetched = ["x/loss", *gradients]
     assert results(model, proto, fetched) == results(model, model.net.Proto(), fetched)
-
-
-def test_activations_save_more_and_the_last_two_stay() -> None:
-    model = chain()
-    less, least = (
-        memonger.share_grad_blobs(
-            model.net, ["x/loss"], model.param_to_grad.values(), "x/", share_activations=activations
-        )
-        for activations in (False, True)
-    )
-    assert len(names(least)) <= len(names(less))
-    assert {"x/fc4", "x/fc5"} <= names(least)
-    outputs = [name for op in least.op for name in op.output]
-    assert any(outputs.count(f"x/fc{layer}") > 1 for layer in (1, 2, 3))
 
 
 def test_blobs_that_must_not_share() -> None:
@@ -224,26 +208,3 @@ def test_an_operator_that_must_work_in_place(frozen: str) -> None:
     else:
         proto = memonger.optimize_inference_for_dag(net, ["a"])
         assert len(names(proto)) < len(names(net.Proto())) and "a" in names(proto)
-
-
-def test_memory_of_a_run_falls() -> None:
-    """Live bytes of the workspace, after each operator of the second run."""
-
-    def most(proto: Any, model: Any) -> int:
-        results(model, proto, [])
-        peak = 0
-        for step in current().nets[proto.name].steps:
-            step()
-            values = [blob.value for blob in current().blobs.values()]
-            peak = max(peak, sum(x.nbytes for x in values if isinstance(x, torch.Tensor)))
-        return peak
-
-    model = chain()
-    before = most(model.net.Proto(), model)
-    of_gradients = sum(
-        workspace.FetchBlob(name).nbytes
-        for name in names(model.net.Proto())
-        if name.endswith("_grad") and name not in map(str, model.param_to_grad.values())
-    )
-    proto = memonger.share_grad_blobs(model.net, ["x/loss"], model.param_to_grad.values(), "x/")
-    assert before - most(proto, model) >= of_gradients / 2

@@ -15,28 +15,12 @@ INDICES = np.array([[3, 0], [1, 3]], dtype=np.int64)
 STRINGS = np.array([b"a", b"b", b"c", b"d"], dtype=object)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_gather(axis: int, dtype: Any) -> None:
-    assert_run("Gather", [X, INDICES.astype(dtype)], X.take(INDICES, axis), axis=axis)
-    assert_gradients("Gather", [X, INDICES], [0], axis=axis, dense_gradient=1)
-
-
-def test_the_gradient_of_gather_is_sparse() -> None:
-    assert_gradients("Gather", [X, np.array([1, 0, 1])], [0])
-
-
 def test_gather_of_strings_and_from_the_end() -> None:
     assert run("Gather", [STRINGS, INDICES])[0].tolist() == [[b"d", b"a"], [b"b", b"d"]]
     np.testing.assert_array_equal(run("Gather", [X, np.array([-1])], wrap_indices=1)[0], X[-1:])
     assert run("Gather", [INDICES[0], np.array(1)])[0] == INDICES[0, 1]
     with pytest.raises(RuntimeError):
         run("Gather", [X, np.array([7])])
-
-
-def test_batch_gather() -> None:
-    np.testing.assert_array_equal(run("BatchGather", [X, INDICES])[0], X.take(INDICES, 1))
-    assert_gradients("BatchGather", [X, INDICES], [0])
 
 
 def test_batch_gather_with_outer_dimensions_that_match() -> None:
@@ -161,13 +145,6 @@ def test_values(
     kind: str, inputs: list[Array], outputs: int, arguments: dict[str, Any], expected: list[Any]
 ) -> None:
     assert_run(kind, inputs, *expected, outputs=outputs, **arguments)
-
-
-def test_scatter() -> None:
-    x, indices, rows = numbers(4, 2), np.array([2, 0]), np.ones((2, 2), "f4")
-    expected = x.copy()
-    expected[indices] = rows
-    assert_run("ScatterAssign", [x, indices, rows], expected, in_place={0: 0})
 
 
 def test_sparse_to_dense() -> None:

@@ -16,28 +16,6 @@ INT64 = np.int64
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((4, 6), (4, 6)),
-        ((0, -1), (2, 12)),
-        ((-1,), (24,)),
-        ((0, 0, 0), (2, 3, 4)),
-        ((3, 0, -1), (3, 3, 8 // 3)),
-    ],
-)
-def test_reshape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if int(np.prod(expected)) != X.size:
-        with pytest.raises(RuntimeError, match="does not follow"):
-            run("Reshape", [X], 2, shape=shape)
-        return
-    for inputs, arguments in (([X], {"shape": shape}), ([X, np.array(shape, INT64)], {})):
-        y, old = run("Reshape", inputs, 2, **arguments)
-        np.testing.assert_array_equal(y, X.reshape(expected))
-        assert old.tolist() == [2, 3, 4]
-    assert_gradients("Reshape", [X], [0], 2, shape=shape)
-
-
-@pytest.mark.parametrize(
     ("old", "shape", "expected"),
     [
         ((0,), (0, -1), (0, 0)),
@@ -104,20 +82,6 @@ def test_values_and_gradients(
 ) -> None:
     np.testing.assert_array_equal(run(kind, [x], **arguments)[0], expected)
     assert_gradients(kind, [x], [0], **arguments)
-
-
-@pytest.mark.parametrize(
-    ("kind", "inputs", "expected"),
-    [
-        ("Expand", [X[:, :1], np.array([3, 1], INT64)], np.tile(X[:, :1], (1, 3, 1))),
-        ("Expand", [X, np.array([2, 1, 1, 4], INT64)], np.stack([X, X])),
-        ("Tile", [X, np.array([2], np.int32), np.array([0], np.int32)], np.tile(X, (2, 1, 1))),
-        ("Slice", [X, np.array([0, 1], np.int32), np.array([-1, -1], np.int32)], X[:, 1:]),
-    ],
-)
-def test_values_by_other_inputs(kind: str, inputs: list[Array], expected: Array) -> None:
-    np.testing.assert_array_equal(run(kind, inputs)[0], expected)
-    assert_gradients(kind, inputs, [0])
 
 
 @pytest.mark.parametrize(

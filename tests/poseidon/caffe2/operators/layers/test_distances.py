@@ -16,10 +16,6 @@ SIGNS = np.array([1, -1, 1, -1], "float32")
 COSINES = (X * Y).sum(1) / np.linalg.norm(X, axis=1) / np.linalg.norm(Y, axis=1)
 
 CASES: list[tuple[str, list[Array], dict[str, Any], Array, list[int]]] = [
-    ("SquaredL2Distance", [X, Y], {}, ((X - Y) ** 2).sum(1) / 2, [0, 1]),
-    ("SquaredL2Distance", [X[:, 0], Y[:, 0]], {}, (X - Y)[:, 0] ** 2 / 2, [0, 1]),
-    ("L1Distance", [X, Y], {}, np.abs(X - Y).sum(1), [0, 1]),
-    ("DotProduct", [X, Y], {}, (X * Y).sum(1), [0, 1]),
     ("DotProductWithPadding", [X, Y[:, :2]], {}, (X * Y)[:, :2].sum(1), [0, 1]),
     (
         "DotProductWithPadding",
@@ -29,14 +25,6 @@ CASES: list[tuple[str, list[Array], dict[str, Any], Array, list[int]]] = [
         [0, 1],
     ),
     ("DotProductWithPadding", [X, Y[:, :1]], {"replicate": 1}, (X * Y[:, :1]).sum(1), [0, 1]),
-    ("CosineSimilarity", [X, Y], {}, COSINES, [0, 1]),
-    (
-        "MarginRankingCriterion",
-        [X[:, 0], Y[:, 0], SIGNS],
-        {"margin": 0.3},
-        np.maximum(0, 0.3 - SIGNS * (X - Y)[:, 0]),
-        [0, 1],
-    ),
     (
         "CosineEmbeddingCriterion",
         [COSINES, SIGNS],
@@ -82,24 +70,6 @@ def test_no_session_has_no_loss() -> None:
     x, lengths = np.zeros(0, "float32"), np.zeros(0, "int32")
     assert run("PairWiseLoss", [x, x, lengths])[0].shape == (0,)
     assert run("PairWiseLossGradient", [x, x, x, lengths])[0].shape == (0,)
-
-
-@pytest.mark.parametrize(("top_k", "wanted"), [(1, 0.5), (2, 0.75), (3, 1.0)])
-def test_accuracy_counts_the_first_of_equals_as_the_largest(top_k: int, wanted: float) -> None:
-    x = np.array([[1, 2, 2], [1, 2, 2], [3, 0, 1], [0, 1, 2]], "float32")
-    labels = np.array([1, 2, 0, 0], "int32")
-    assert run("Accuracy", [x, labels], top_k=top_k)[0] == wanted
-
-
-def test_accuracy_of_classes() -> None:
-    x = np.array([[1, 2, 0], [1, 2, 0], [3, 0, 1]], "float32")
-    hits, amounts = run("MultiClassAccuracy", [x, np.array([1, 0, 0], "int32")], 2)
-    np.testing.assert_array_equal(hits, [0.5, 1, 0])
-    np.testing.assert_array_equal(amounts, [2, 1, 0])
-
-
-def test_perplexity() -> None:
-    assert_run("Perplexity", [np.array([0.5, 0.25], "float32")], 8**0.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,79 +4,38 @@ differences.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import assert_gradients, assert_run, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, assert_run, numbers, run
 
-X = numbers(2, 4, 4, 6)
-
-
-def test_orders() -> None:
-    (last,) = run("NCHW2NHWC", [X])
-    np.testing.assert_array_equal(last, X.transpose(0, 2, 3, 1))
-    np.testing.assert_array_equal(run("NHWC2NCHW", [last])[0], X)
-    assert_gradients("NCHW2NHWC", [X[:1]], [0])
-
-
-@pytest.mark.parametrize("scale", [2.0, 0.5, 1.5])
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-def test_nearest_pixels(scale: float, order: str) -> None:
-    x = X if order == "NCHW" else X.transpose(0, 2, 3, 1).copy()
-    rows, columns = ((np.arange(int(size * scale)) / scale).astype(int) for size in (4, 6))
-    wanted = X[:, :, rows][..., columns]
-    (y,) = run("ResizeNearest", [x], height_scale=scale, width_scale=scale, order=order)
-    np.testing.assert_array_equal(y if order == "NCHW" else y.transpose(0, 3, 1, 2), wanted)
-    assert_gradients(
-        "ResizeNearest", [x[:1]], [0], height_scale=scale, width_scale=scale, order=order
-    )
+X, S, B = numbers(2, 4, 4, 6), numbers(4), numbers(4, seed=1)
+ORDERED: list[tuple[str, list[Array], dict[str, Any]]] = [
+    ("ResizeNearest", [X], {"height_scale": 1.5, "width_scale": 0.5}),
+    ("PadImage", [X], {"pad_t": 1, "pad_l": 2, "pad_b": 0, "pad_r": 3, "mode": "reflect"}),
+    ("PadImage", [X], {"pad_t": 1, "pad_l": 2, "pad_b": 0, "pad_r": 3, "value": 2.0}),
+    ("ChannelShuffle", [X], {"group": 2}),
+    ("GroupNorm", [X, S, B], {"group": 2, "epsilon": 1e-3}),
+    ("InstanceNorm", [X, S, B], {"epsilon": 1e-3}),
+    ("PRelu", [X, S[:1]], {}),
+    ("AffineChannel", [X, S, B], {"is_learnable": 1}),
+    ("AveragePool", [X], {"kernel": 3, "stride": 2, "pad": 1, "count_include_pad": 1}),
+    ("MaxPool", [X], {"kernel": 3, "stride": 2, "pads": [0, 1, 2, 1]}),
+    ("Conv", [X, numbers(3, 4, 3, 3)], {"kernel": 3, "stride": 2, "pads": [1, 0, 2, 1]}),
+]
 
 
-def test_bilinear_keeps_corners() -> None:
-    (y,) = run("UpsampleBilinear", [X], height_scale=2.0, width_scale=2.0)
-    assert y.shape == (2, 4, 8, 12)
-    np.testing.assert_allclose(
-        y[:, :, [0, -1]][..., [0, -1]], X[:, :, [0, -1]][..., [0, -1]], rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        y[:, :, 0, 1],
-        X[:, :, 0, 0] + (X[:, :, 0, 1] - X[:, :, 0, 0]) * 5 / 11,
-        rtol=1e-4,
-        atol=1e-5,
-    )
-    assert_gradients("UpsampleBilinear", [X[:1, :1]], [0], height_scale=2.0, width_scale=2.0)
-
-
-@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-def test_borders(mode: str, order: str) -> None:
-    x = X if order == "NCHW" else X.transpose(0, 2, 3, 1).copy()
-    sides = {"pad_t": 1, "pad_l": 2, "pad_b": 0, "pad_r": 3}
-    (y,) = run("PadImage", [x], mode=mode, value=0.0, order=order, **sides)
-    wanted = np.pad(X, ((0, 0), (0, 0), (1, 0), (2, 3)), mode=mode)
-    np.testing.assert_array_equal(y if order == "NCHW" else y.transpose(0, 3, 1, 2), wanted)
-    assert_gradients("PadImage", [x[:1]], [0], mode=mode, order=order, **sides)
-
-
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-def test_shuffled_channels(order: str) -> None:
-    x = X if order == "NCHW" else X.transpose(0, 2, 3, 1).copy()
-    (y,) = run("ChannelShuffle", [x], group=2, order=order)
-    wanted = X[:, [0, 2, 1, 3]]
-    np.testing.assert_array_equal(y if order == "NCHW" else y.transpose(0, 3, 1, 2), wanted)
-    assert_gradients("ChannelShuffle", [x[:1]], [0], group=2, order=order)
-
-
-@pytest.mark.parametrize("pad", [0, 1])
-def test_blocks_in_the_batch(pad: int) -> None:
-    (y,) = run("SpaceToBatch", [X], block_size=2, pad=pad)
-    padded = np.pad(X, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-    wanted = np.concatenate(
-        [padded[:, :, row::2, column::2] for row in (0, 1) for column in (0, 1)]
-    )
-    np.testing.assert_array_equal(y, wanted)
-    np.testing.assert_array_equal(run("BatchToSpace", [y], block_size=2, pad=pad)[0], X)
-    assert_gradients("SpaceToBatch", [X[:1]], [0], block_size=2, pad=pad)
+@pytest.mark.parametrize(("kind", "inputs", "arguments"), ORDERED)
+def test_channels_may_come_last(kind: str, inputs: list[Array], arguments: dict[str, Any]) -> None:
+    outputs = 3 if kind == "GroupNorm" else 1
+    wanted = run(kind, inputs, outputs, **arguments)[0]
+    last = [np.moveaxis(x, 1, -1).copy() if x.ndim == 4 else x for x in inputs]
+    found = run(kind, last, outputs, order="NHWC", **arguments)[0]
+    np.testing.assert_allclose(np.moveaxis(found, -1, 1), wanted, rtol=1e-4, atol=1e-4)
+    small = [x[:1] if x is last[0] else x for x in last]
+    assert_gradients(kind, small, range(len(inputs)), outputs, order="NHWC", **arguments)
 
 
 def test_a_negative_padding_cuts() -> None:

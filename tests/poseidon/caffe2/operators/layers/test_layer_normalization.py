@@ -2,54 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests.support.caffe2_operators import assert_gradients, assert_run, numbers, run
 
 SCALE, BIAS = numbers(4), numbers(4, seed=1)
-
-
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-@pytest.mark.parametrize(("kind", "groups"), [("InstanceNorm", 4), ("GroupNorm", 2)])
-def test_groups_of_channels(kind: str, groups: int, order: str) -> None:
-    x = numbers(2, 4, 2, 3)
-    arguments: dict[str, Any] = {"order": order, "epsilon": 1e-3}
-    if kind == "GroupNorm":
-        arguments["group"] = groups
-    rows = x.reshape(2, groups, -1)
-    mean, inverse = rows.mean(2), 1 / np.sqrt(rows.var(2) + 1e-3)
-    y = ((rows - mean[..., None]) * inverse[..., None]).reshape(x.shape) * SCALE[
-        :, None, None
-    ] + BIAS[:, None, None]
-    given = x if order == "NCHW" else np.moveaxis(x, 1, -1).copy()
-    found = run(kind, [given, SCALE, BIAS], 3, **arguments)
-    wanted = [y if order == "NCHW" else np.moveaxis(y, 1, -1), mean, inverse]
-    for value, expected in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4)
-    assert_gradients(kind, [given, SCALE, BIAS], [0, 1, 2], 3, **arguments)
-
-
-@pytest.mark.parametrize("axis", [1, 2, -1])
-@pytest.mark.parametrize("affine", [False, True])
-def test_layers(axis: int, affine: bool) -> None:
-    x = numbers(2, 3, 4)
-    start = axis % 3
-    shape = x.shape[start:]
-    scale, bias = numbers(*shape), numbers(*shape, seed=1)
-    rows = x.reshape(*x.shape[:start], -1)
-    mean, deviation = rows.mean(-1, keepdims=True), np.sqrt(rows.var(-1, keepdims=True) + 1e-3)
-    y = ((rows - mean) / deviation).reshape(x.shape)
-    inputs = [x, scale, bias] if affine else [x]
-    arguments = {"axis": axis, "epsilon": 1e-3, "elementwise_affine": int(affine)}
-    found = run("LayerNorm", inputs, 3, **arguments)
-    for value, expected in zip(
-        found, [y * scale + bias if affine else y, mean, deviation], strict=True
-    ):
-        np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4)
-    assert_gradients("LayerNorm", inputs, range(len(inputs)), 3, **arguments)
 
 
 def test_the_other_name_of_layer_norm() -> None:

@@ -24,19 +24,6 @@ def test_transposed_layer(axis: int) -> None:
     assert_gradients("FCTransposed", [x, w, b], [0, 1, 2], axis=axis)
 
 
-@pytest.mark.parametrize("kind", ["MatMul", "BatchMatMul"])
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("second", [0, 1])
-def test_products(kind: str, first: int, second: int) -> None:
-    batch = () if kind == "MatMul" else (2,)
-    a = numbers(*batch, *((4, 3) if first else (3, 4)))
-    b = numbers(*batch, *((2, 4) if second else (4, 2)), seed=1)
-    wanted = (a.swapaxes(-1, -2) if first else a) @ (b.swapaxes(-1, -2) if second else b)
-    arguments = {"trans_a": first, "trans_b": second}
-    np.testing.assert_allclose(run(kind, [a, b], **arguments)[0], wanted, rtol=1e-4, atol=1e-5)
-    assert_gradients(kind, [a, b], [0, 1], **arguments)
-
-
 def test_matrices_are_flattened_at_their_axes() -> None:
     a, b = numbers(2, 3, 2, 2), numbers(2, 2, 3, seed=1)
     (y,) = run("MatMul", [a, b], axis_a=2, axis_b=2)
@@ -71,26 +58,6 @@ def test_batches_broadcast_where_it_is_asked_for() -> None:
         run("BatchMatMul", [a, b])
 
 
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("learned", [0, 1])
-def test_affine_channels(order: str, learned: int) -> None:
-    x = numbers(2, 3, 2, 2) if order == "NCHW" else numbers(2, 2, 2, 3)
-    s, b = numbers(3), numbers(3, seed=1)
-    shape = (3, 1, 1) if order == "NCHW" else (3,)
-    (y,) = run("AffineChannel", [x, s, b], order=order, is_learnable=learned)
-    np.testing.assert_allclose(y, x * s.reshape(shape) + b.reshape(shape), rtol=1e-5, atol=1e-6)
-    assert_gradients(
-        "AffineChannel", [x, s, b], [0, 1, 2] if learned else [0], order=order, is_learnable=learned
-    )
-
-
-@pytest.mark.parametrize(("axis", "shape"), [(1, (3, 4)), (2, (4,))])
-def test_elementwise_linear(axis: int, shape: tuple[int, ...]) -> None:
-    x, w, b = numbers(2, 3, 4), numbers(*shape), numbers(*shape, seed=1)
-    assert_run("ElementwiseLinear", [x, w, b], x * w + b, rtol=1e-4, atol=1e-5, axis=axis)
-    assert_gradients("ElementwiseLinear", [x, w, b], [0, 1, 2], axis=axis)
-
-
 @pytest.mark.parametrize("kind", ["SoftmaxWithLoss", "FCTransposed", "ElementwiseLinear"])
 def test_no_rows(kind: str) -> None:
     labels = np.zeros(0, "int32")
@@ -114,12 +81,6 @@ def test_dropout_scales_what_it_keeps() -> None:
     assert abs(mask.mean() - 0.75) < 0.05
     np.testing.assert_allclose(y, mask / 0.75, rtol=1e-6)
     np.testing.assert_allclose(workspace.FetchBlob(gradients["x"]), mask / 0.75, rtol=1e-6)
-
-
-def test_dropout_does_nothing_in_a_test() -> None:
-    x = numbers(3, 4)
-    np.testing.assert_array_equal(run("Dropout", [x], is_test=1)[0], x)
-    assert_gradients("Dropout", [x], [0], is_test=1)
 
 
 def test_rows_have_weights() -> None:

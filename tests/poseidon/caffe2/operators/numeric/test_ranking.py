@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,18 +14,6 @@ def test_range(limits: list[float]) -> None:
     (y,) = run("Range", [np.array([limit], dtype) for limit in limits])
     np.testing.assert_allclose(y, np.arange(*limits, dtype=dtype))
     assert y.dtype == dtype
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "expected"),
-    [
-        ("RangeFill", {"shape": [2, 2]}, [[0, 1], [2, 3]]),
-        ("DiagonalFill", {"shape": [2, 3], "value": 2.0}, [[2, 0, 0], [0, 2, 0]]),
-        ("Float16ConstantFill", {"shape": [2], "value": 1.5}, [1.5, 1.5]),
-    ],
-)
-def test_values(kind: str, arguments: dict[str, Any], expected: Any) -> None:
-    np.testing.assert_array_equal(run(kind, [], **arguments)[0], expected)
 
 
 def test_distinct_values() -> None:
@@ -46,26 +32,6 @@ def test_half_precision_in_bounds() -> None:
 
 
 X = numbers(3, 5, 2)
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("keep", [0, 1])
-def test_positions_of_extremes(axis: int, keep: int) -> None:
-    for kind, expected in (("ArgMax", X.argmax(axis)), ("ArgMin", X.argmin(axis))):
-        (y,) = run(kind, [X], axis=axis, keepdims=keep)
-        np.testing.assert_array_equal(y, np.expand_dims(expected, axis) if keep else expected)
-        assert y.dtype == np.int64
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2, -1])
-@pytest.mark.parametrize("k", [1, 2])
-def test_top_values(axis: int, k: int) -> None:
-    values, indices, flat = run("TopK", [X], 3, k=k, axis=axis)
-    order = np.argsort(-X, axis, kind="stable").take(range(k), axis)
-    np.testing.assert_array_equal(indices, order)
-    np.testing.assert_array_equal(values, np.take_along_axis(X, order, axis))
-    np.testing.assert_array_equal(X.reshape(-1)[flat], values.reshape(-1))
-    assert_gradients("TopK", [X], [0], 2, (0,), k=k, axis=axis)
 
 
 def test_fewer_values_than_asked_for() -> None:

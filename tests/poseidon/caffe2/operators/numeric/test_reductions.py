@@ -22,18 +22,6 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(REDUCTIONS))
-@pytest.mark.parametrize("axes", [None, (0,), (-1,), (0, 2)])
-@pytest.mark.parametrize("keep", [0, 1])
-def test_a_reduction_over_axes(kind: str, axes: tuple[int, ...] | None, keep: int) -> None:
-    arguments = {"keepdims": keep, **({"axes": axes} if axes else {})}
-    (y,) = run(f"Reduce{kind}", [X], **arguments)
-    expected = REDUCTIONS[kind](X, axis=axes, keepdims=bool(keep))
-    assert y.shape == expected.shape
-    np.testing.assert_allclose(y, expected, rtol=1e-5)
-    assert_gradients(f"Reduce{kind}", [X], [0], **arguments)
-
-
 @pytest.mark.parametrize("kind", ["Sum", "Mean", "Max"])
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 @pytest.mark.parametrize("side", ["Front", "Back"])
@@ -57,41 +45,9 @@ def test_a_reduction_with_lengths(kind: str, side: str) -> None:
     assert_gradients(f"Reduce{side}{kind}", [x, LENGTHS], [0])
 
 
-@pytest.mark.parametrize(("kind", "axis"), [("ColwiseMax", 1), ("RowwiseMax", 2)])
-def test_the_largest_of_rows_and_columns(kind: str, axis: int) -> None:
-    np.testing.assert_array_equal(run(kind, [X])[0], X.max(axis))
-    assert_gradients(kind, [X], [0])
-
-
-@pytest.mark.parametrize("average", [0, 1])
-def test_sums_of_all_elements(average: int) -> None:
-    count = X.size if average else 1
-    assert_run("SumElements", [X], X.sum() / count, rtol=1e-5, average=average)
-    assert_run("SumSqrElements", [X], (X * X).sum() / count, rtol=1e-5, average=average)
-    assert_gradients("SumElements", [X], [0], average=average)
-
-
 def test_the_sum_of_integers_and_of_nothing() -> None:
     assert run("SumElementsInt", [np.array([1, 2], dtype=np.int32)])[0] == 3
     assert run("SumElements", [np.zeros((0, 2), "f4")])[0] == 0
-
-
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("average", [0, 1])
-def test_norms_have_no_root(p: int, average: int) -> None:
-    expected = (np.abs(X) ** p).sum() / (X.size if average else 1)
-    assert_run("LpNorm", [X], [expected], rtol=1e-5, p=p, average=average)
-    assert_gradients("LpNorm", [X], [0], p=p, average=average)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"axes": [1]}, {"axes": [0, 2], "keepdims": 0}])
-def test_moments(arguments: dict[str, Any]) -> None:
-    axes = tuple(arguments["axes"]) if "axes" in arguments else None
-    keep = bool(arguments.get("keepdims", 1))
-    mean, variance = run("Moments", [X], 2, **arguments)
-    np.testing.assert_allclose(mean, X.mean(axes, keepdims=keep), atol=1e-6)
-    np.testing.assert_allclose(variance, X.var(axes, keepdims=keep), rtol=1e-5)
-    assert_gradients("Moments", [X], [0], 2, (0, 1), **arguments)
 
 
 @pytest.mark.parametrize("side", ["Front", "Back"])

@@ -34,16 +34,6 @@ def test_values(kind: str, inputs: list[Array], arguments: dict[str, Any], expec
     np.testing.assert_allclose(run(kind, inputs, **arguments)[0], expected, rtol=1e-6)
 
 
-def test_packing() -> None:
-    packed, present = run("PackSegments", [LENGTHS, X], 2, return_presence_mask=1)
-    assert packed.shape == (3, 3, 2)
-    assert present.sum(1).tolist() == LENGTHS.tolist()
-    np.testing.assert_array_equal(packed[present], X)
-    assert not packed[~present].any()
-    np.testing.assert_array_equal(run("UnpackSegments", [LENGTHS, packed])[0], X)
-    assert np.isneginf(run("PackSegments", [LENGTHS, X], pad_minf=1)[0][~present]).all()
-
-
 @pytest.mark.parametrize("width", [2, 4])
 def test_packing_to_a_length(width: int) -> None:
     (packed,) = run("PackSegments", [LENGTHS, X], max_length=width)
@@ -57,12 +47,6 @@ def test_packing_of_strings() -> None:
     strings = np.array([b"a", b"b", b"c"], dtype=object)
     (packed,) = run("PackSegments", [np.array([1, 2], np.int32), strings])
     assert packed.tolist() == [[b"a", b""], [b"b", b"c"]]
-
-
-def test_gradients_of_packing() -> None:
-    assert_gradients("PackSegments", [LENGTHS, X], [1])
-    assert_gradients("UnpackSegments", [LENGTHS, numbers(3, 3, 2)], [1])
-    assert_gradients("LengthsTile", [X[:3], LENGTHS], [0])
 
 
 def test_segments_backwards() -> None:

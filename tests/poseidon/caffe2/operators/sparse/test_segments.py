@@ -63,16 +63,6 @@ def test_ranges_of_sorted_ids(kind: str) -> None:
     assert_gradients(name, [ROWS, IDS], [0])
 
 
-@pytest.mark.parametrize("kind", ["Sum", "Mean", "Max"])
-def test_segments_by_lengths(kind: str) -> None:
-    assert_run(f"Lengths{kind}", [ROWS, LENGTHS], by_lengths(kind, ROWS), rtol=1e-5)
-    assert_gradients(f"Lengths{kind}", [ROWS, LENGTHS], [0])
-    (y,) = run(f"SparseLengths{kind}", [X, INDICES, LENGTHS])
-    np.testing.assert_allclose(y, by_lengths(kind, X[INDICES]), rtol=1e-5)
-    if kind != "Max":
-        assert_gradients(f"SparseLengths{kind}", [X, INDICES, LENGTHS], [0])
-
-
 @pytest.mark.parametrize("on_weights", [0, 1])
 @pytest.mark.parametrize("family", ["Lengths", "SortedSegment", "UnsortedSegment"])
 def test_weighted_sums(family: str, on_weights: int) -> None:

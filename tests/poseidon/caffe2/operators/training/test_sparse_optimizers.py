@@ -82,22 +82,6 @@ def test_rows(
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("nesterov", [0, 1])
-def test_momentum_of_rows(nesterov: int) -> None:
-    g, arguments = numbers(2, 2, seed=7), {"momentum": 0.9, "nesterov": nesterov}
-    step, m, w = run(
-        "SparseMomentumSGDUpdate",
-        [g, M, LR, W, np.array([3, 0])],
-        3,
-        {0: 0, 1: 1, 2: 3},
-        **arguments,
-    )
-    wanted = run("MomentumSGDUpdate", [g, M[[3, 0]], LR, W[[3, 0]]], 3, **arguments)
-    for value, expected in zip([step, m[[3, 0]], w[[3, 0]]], wanted, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(w[[1, 2, 4]], W[[1, 2, 4]])
-
-
 def test_one_number_for_each_row() -> None:
     g, h = numbers(2, 2, seed=7), H[:, 0].copy()
     w, history = run(
@@ -114,15 +98,6 @@ def test_one_number_for_each_row() -> None:
         "RowWiseSparseAdam", [W, M, h, np.array([3]), g[:1], LR, ITERATION], 3, {0: 0, 1: 1, 2: 2}
     )[2]
     np.testing.assert_allclose(second[3], 0.999 * h[3] + 0.001 * (g[0] ** 2).mean(), rtol=1e-5)
-
-
-def test_weighted_rows_are_added() -> None:
-    terms, indices = numbers(3, 2, seed=7), np.array([1, 4, 1])
-    one, two = np.array([1], "float32"), np.array([-2], "float32")
-    (x,) = run("ScatterWeightedSum", [W, one, indices, terms, two], 1, {0: 0})
-    wanted = W.copy()
-    np.add.at(wanted, indices, -2 * terms)
-    np.testing.assert_allclose(x, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_sparse_wngrad() -> None:
