@@ -258,7 +258,7 @@ def test_shapes_of_data_layers_are_given() -> None:
 
 
 def test_a_wrong_shape_of_the_input_is_refused() -> None:
-    net, model = definition(CASES["softmax of images"]).param, NetParameter()
+    net, model = definition(CASES["softmax"]).param, NetParameter()
     with pytest.raises(DefinitionError, match=r"'layer' \(Softmax\): axis 1 is outside"):
         caffe_translator.TranslateModel(net, model, True, input_dims=[4])
     with pytest.raises(UsageError, match=r"input_dims is \[2, 0\], expected numbers from 1 on"):
