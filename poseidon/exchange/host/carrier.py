@@ -90,7 +90,8 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._values = [flat[piece.index][piece.start : piece.stop] for piece in pieces]
         own = [number for number, piece in enumerate(pieces) if piece.plane == group.rank]
         self._place = {number: place for place, number in enumerate(own)}
-        self._device = device_of(tensors[0].tensor.device)
+        first = tensors[0].tensor if tensors else torch.empty(0)
+        self._device = device_of(first.device)
         self._out = self._device.stream()
         self._sending = SerialExecutor(
             f"host-out-{group.rank}",
@@ -98,7 +99,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             threaded=not self._device.is_host,
             timeout_s=group.peers.timeout_s,
         )
-        self._memory = group.share(pieces, by_factors, tensors[0].tensor)
+        self._memory = group.share(pieces, by_factors, first)
         server = StateServer(inner.state, own, group)
         self._owner = Owner(
             inner,

@@ -207,7 +207,8 @@ class HostState(CarrierState):
             for number, piece in enumerate(self._pieces):
                 if piece.plane:
                     memory[number].copy_(values[number], non_blocking=True)
-            device_of(values[0].device).event().synchronize()
+            for value in values[:1]:  # there is none where the exchange has no tensor
+                device_of(value.device).event().synchronize()
             for number, piece in enumerate(self._pieces):
                 if piece.plane:
                     history = None if histories is None else self._part(histories, number)

@@ -140,3 +140,25 @@ def test_the_exchange_between_hosts_ends_where_the_workers_of_a_host_do_not_exch
 
     with machines(ExchangeKind.ALLREDUCE, (2, 2)) as make:
         assert sorted(on_threads(4, run)) == sorted(ended)
+
+
+@pytest.mark.parametrize("kind", ExchangeKind)
+@pytest.mark.parametrize("hosts", [(2,), (1, 1), (2, 1)])
+def test_an_exchange_without_tensors_makes_iterations(
+    kind: ExchangeKind, hosts: tuple[int, ...]
+) -> None:
+    """A module of DistributedDataParallel may have parameters of float64 alone."""
+
+    def run(rank: int) -> None:
+        exchange = make(rank, [], ExchangeSettings())
+        try:
+            exchange.open(None)
+            for iteration in range(2):
+                exchange.start(iteration, 1.0)
+                exchange.finish()
+            exchange.settle()
+        finally:
+            exchange.close()
+
+    with machines(kind, hosts) as make:
+        on_threads(sum(hosts), run)
