@@ -20,8 +20,8 @@ A process prints to standard output:
         iterations it may be ahead of the slowest worker, or null; with a GPU also `gpu`, see
         `GpuReading` of `poseidon.observe.metrics.job_statistics`
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
-        the same of a script's loop, with its position, the `loop` whose call this is, and
-        `raised` where an exception ends its `with` block
+        the same of a script's loop, with its position, the `loop` whose call this is, the
+        iterations of all its `loops`, and `raised` where an exception ends its `with` block
     {"event": "statistics", ...}
         every few seconds and at the end, from all; `poseidon.observe.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5,
@@ -131,6 +131,7 @@ class ReportedPosition:
         raised: the exception with which the worker leaves its `with` block; empty: it has none.
         loop: the number of the training loop whose call this is; below 0: of no loop; None: not
             known.
+        loops: iterations that each training loop has ended.
     """
 
     steps: int
@@ -138,6 +139,7 @@ class ReportedPosition:
     collection: str
     raised: str = ""
     loop: int | None = None
+    loops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

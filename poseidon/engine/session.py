@@ -39,7 +39,9 @@ class LoopPosition:
             none.
         raised: the exception with which this worker leaves its `with` block; empty: it has none.
         loop: the number of the loop whose call this is; None: it waits for nobody, or a loop has
-            left out iterations that other workers have made.
+            left out iterations that other workers have made, or it is a call of torch.distributed
+            after which others have begun.
+        loops: `iterations` of each loop of the process.
     """
 
     steps: int = 0
@@ -48,6 +50,7 @@ class LoopPosition:
     collection: str = ""
     raised: str = ""
     loop: int | None = 0
+    loops: tuple[int, ...] = ()
 
     def to_fields(self) -> dict[str, object]:
         """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
@@ -57,6 +60,7 @@ class LoopPosition:
             "collection": self.collection,
             "raised": self.raised,
             "loop": self.loop,
+            "loops": list(self.loops),
         }
 
 

@@ -48,8 +48,9 @@ class ThisWorker:
 
 LOGGER = logging.getLogger(__name__)
 DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
-"""Names of calls: the beginning, the end of an iteration, the wait for its means, and the end of a
-group's `with` block.
+VALUES = "values"
+"""Names of calls: the beginning, the end of an iteration, the wait for its means, the end of a
+group's `with` block, and a use of values that may wait for those after the last iteration.
 """
 LEAVE_S = 30.0
 """Longest wait for the other workers of a host where an exception has ended a `with` block."""
@@ -111,6 +112,10 @@ class Loops:
             collection=position.collection,
             raised=position.raised,
             loop=None if any(one.loop is None for one in every) else number,
+            loops=tuple(
+                self._positions[one].iterations if one in self._positions else 0
+                for one in range(max(self._positions) + 1)
+            ),
         )
 
 
@@ -287,16 +292,22 @@ class WorkerContext:
         if self.memory is not None and error is not None:
             raise StartEnded(error)
 
-    def report_call(self, begun: int, name: str) -> None:
-        """Report a call of torch.distributed that waits for all workers.
+    def report_call(self, begun: int, name: str, last: int | None = None) -> int:
+        """Report a call of torch.distributed that waits for all workers. Return the number of calls
+        that wait for all workers, of loops too, so far.
 
         Args:
-            begun: the number of such calls so far.
+            begun: the number of such calls of torch.distributed so far.
             name: of the one that is waited for; empty: none.
+            last: what this method has returned as that one began.
         """
         collection = f"{OF_TORCH}{name}" if name else ""
         position = LoopPosition(collections=begun, collection=collection)
-        self.on_progress(self.loops.together(OF_NO_LOOP, position))
+        position = self.loops.together(OF_NO_LOOP, position)
+        if name and last != position.collections:
+            position = replace(position, loop=None)
+        self.on_progress(position)
+        return position.collections
 
     def of_next_loop(self) -> WorkerContext:
         """Return the context of the next training loop of a job, which has an exchange of its own.

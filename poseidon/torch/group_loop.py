@@ -33,7 +33,14 @@ from poseidon.engine.loop_table import Act, LoopEvent, State
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.state_tree import StateTree
-from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, MEANS, STEP, WorkerContext
+from poseidon.engine.worker_context import (
+    DISTRIBUTE,
+    LEAVING,
+    MEANS,
+    STEP,
+    VALUES,
+    WorkerContext,
+)
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, is_sharded
 from poseidon.exchange.broadcast import Gather
@@ -226,6 +233,14 @@ class GroupLoop:
         else:
             # torch may take another path in an evaluation, if a tensor's class is not its usual one
             self.on(LoopEvent.EVALUATE)
+        self._report_use()
+
+    def _report_use(self) -> None:
+        """Report that the script uses values next, which may wait for other workers: they may use
+        those of another module.
+        """
+        if self.context.loops.several and self.context.member.options.most_lead == 0:
+            self.collections.report(VALUES)
 
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         session = self.session
@@ -239,6 +254,8 @@ class GroupLoop:
                 self.on(LoopEvent.FORWARD)
                 self.hooks.wait()
         self.on(LoopEvent.BACKWARD, **self._resumption())
+        if self.context.loops.several:
+            self.collections.report()
         torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
 
     def _resumption(self) -> dict[str, object]:
@@ -261,6 +278,7 @@ class GroupLoop:
     def _bring(self, index: int) -> None:
         """Bring a value that the script reads: what the next forward pass would see."""
         self.update.check_read(index)
+        self._report_use()
         self.hooks.wait_for(index)
         self.reads.came(index)
 

@@ -287,11 +287,14 @@ class PauseState:
 
 
 DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
+VALUES = "values"
 """Values of `ReportedPosition.collection`: a worker waits until all have joined; it ends a step; it
-waits for the means of the step that it has ended; it waits at the end of its `with` block.
+waits for the means of the step that it has ended; it waits at the end of its `with` block; it uses
+values, and waits for them until all have ended the steps of that module that it has.
 """
 ENDING = (STEP, MEANS)
-
+OF_STEPS = ("", VALUES, *ENDING)
+"""Those in which no collection is begun."""
 
 OF_TORCH = "torch.distributed."
 """How the names of calls begin that loops do not make."""
@@ -363,7 +366,7 @@ def _reached(position: ReportedPosition) -> int:
 def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
     """Return whether a worker waits for another one that has gone on without it."""
     return (
-        position.collection not in ("", *ENDING)
+        position.collection not in OF_STEPS
         and not position.raised  # others may raise it after a later step
         and other.collections < position.collections
         and _reached(other) > position.steps
@@ -381,19 +384,33 @@ def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bo
     )
 
 
+def _awaits(position: ReportedPosition, other: ReportedPosition) -> bool:
+    """Return whether a worker waits for a call that another one has not begun."""
+    loop, call = position.loop, position.collection
+    if loop is None or position.raised or call in ("", STEP):
+        return False
+    if call == DISTRIBUTE:
+        return len(other.loops) < len(position.loops)
+    if call in OF_STEPS:
+        return _ended(other, loop) < _ended(position, loop)
+    return other.collections < position.collections
+
+
+def _ended(position: ReportedPosition, loop: int) -> int:
+    return position.loops[loop] if loop < len(position.loops) else 0
+
+
 def _are_apart(position: ReportedPosition, other: ReportedPosition) -> bool:
-    """Return whether two workers, after equally many steps and collections, end a step of different
-    loops, or wait in collections of different loops. Calls of torch.distributed are left out: one
-    that a script waits for need not be its last.
+    """Return whether two workers wait for each other; or, after equally many steps and collections,
+    end a step of different loops, or wait in collections of different loops.
     """
+    if _awaits(position, other) and _awaits(other, position):
+        return True
     loops = position.loop, other.loop
     return (
         None not in loops
         and loops[0] != loops[1]
-        and all(
-            one.collection not in ("", DISTRIBUTE) and not one.collection.startswith(OF_TORCH)
-            for one in (position, other)
-        )
+        and not {position.collection, other.collection} & {"", DISTRIBUTE, VALUES}
         and (position.collection in ENDING) == (other.collection in ENDING)
         and not (position.raised or other.raised)
         and _reached(position) == _reached(other)
@@ -402,15 +419,20 @@ def _are_apart(position: ReportedPosition, other: ReportedPosition) -> bool:
 
 
 def _apart(positions: Mapping[int, ReportedPosition]) -> str:
-    calls = []
-    for rank, position in sorted(positions.items()):
-        does = (
-            "ends a step" if position.collection in ENDING else f"waits in {position.collection}()"
-        )
-        calls.append(f"worker {rank} {does} of module {(position.loop or 0) + 1}")
-    return (
-        f"{', and '.join(calls)}: all workers must make the calls of all modules in the same order"
-    )
+    calls = [f"worker {rank} {_does(position)}" for rank, position in sorted(positions.items())]
+    return f"{', and '.join(calls)}: all workers must make the same calls in the same order"
+
+
+def _does(position: ReportedPosition) -> str:
+    loop, call = position.loop or 0, position.collection
+    if loop < 0 or call == DISTRIBUTE:
+        return f"waits in {call}()"
+    if call == LEAVING:
+        return f"waits at the end of the `with` block of module {loop + 1}"
+    if call == VALUES:
+        return f"waits for the values of module {loop + 1} after its step {_ended(position, loop)}"
+    does = "ends a step" if call in ENDING else f"waits in {call}()"
+    return f"{does} of module {loop + 1}"
 
 
 def _left(rank: int, position: ReportedPosition, other: int, leaver: ReportedPosition) -> str:

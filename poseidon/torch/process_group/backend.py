@@ -59,22 +59,27 @@ class Calls:
             waited for, or an empty text.
     """
 
-    def __init__(self, report: Callable[[int, str], None] = lambda _number, _name: None) -> None:
+    def __init__(self, report: Callable[..., int] = lambda *_: 0) -> None:
         self._report = report
         self._begun = 0
 
-    def begin(self) -> None:
-        """Count a call, which the script of one worker may wait for, and another's not."""
-        if _is_main_thread():
-            self._begun += 1
-            self._report(self._begun, "")
+    def begin(self) -> int | None:
+        """Count a call, which the script of one worker may wait for, and another's not. Return its
+        number among those that `report` counts.
+        """
+        if not _is_main_thread():
+            return None
+        self._begun += 1
+        return self._report(self._begun, "")
 
     @contextmanager
-    def waiting(self, name: str) -> Iterator[None]:
-        """Report that the script waits inside the block; an empty name: for one worker only."""
+    def waiting(self, name: str, number: int | None) -> Iterator[None]:
+        """Report that the script waits inside the block for a call, which `begin` has given a
+        number; an empty name: for one worker only.
+        """
         reports = bool(name) and _is_main_thread()
         if reports:
-            self._report(self._begun, name)
+            self._report(self._begun, name, number)
         yield
         if reports:
             self._report(self._begun, "")
@@ -102,6 +107,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         result: what `result` and the future have.
         fail: is given the error of `run`, before anything waits for the call any more.
         name: of a call that needs all workers.
+        number: of `Calls.begin`.
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         calls: Calls,
         fail: Callable[[Exception], None],
         name: str = "",
+        number: int | None = None,
     ) -> None:
         super().__init__()
         self._run = run
@@ -118,7 +125,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         self._sender: int | None = None
         self._result = result
         self._calls = calls
-        self._name = name
+        self._name, self._number = name, number
         self._error: BaseException | None = None
         self._copies: list[_Copy] = []
         self._begun = threading.Event()
@@ -156,7 +163,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
             StalenessTimeout: it is not done in time. It continues.
         """
         limit_s = timeout.total_seconds() if timeout else threading.TIMEOUT_MAX
-        with self._calls.waiting(self._name):
+        with self._calls.waiting(self._name, self._number):
             has_begun = self._begun.wait(min(limit_s, threading.TIMEOUT_MAX))
         if not has_begun:
             raise StalenessTimeout(f"{self._name or 'a message'} was not done within {limit_s:g} s")
@@ -497,7 +504,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _submit(
         self, run: Callable[[list[_Copy]], None], result: Any, name: str, *, after: Any = None
     ) -> PoseidonWork:
-        self._script.begin()
+        number = self._script.begin()
         place, ready = self.mesh.place(), _event_of(result if after is None else after)
 
         def run_here(copies: list[_Copy]) -> None:
@@ -505,7 +512,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._collectives.place = place
             run(copies)
 
-        work = PoseidonWork(run_here, result, self._script, self.mesh.fail, name)
+        work = PoseidonWork(run_here, result, self._script, self.mesh.fail, name, number)
         if threading.current_thread() is self._thread:
             # a callback of the collective that has just ended, which may wait for this one
             work.run()

@@ -243,9 +243,36 @@ def test_the_same_call_of_different_modules(
     call: Callable[[nn.Module, Group], object], words: str
 ) -> None:
     """It meets no call of another worker, since each module has an exchange."""
+
+    def run(rank: int, gan: Gan, groups: list[Group]) -> None:
+        for index in (0, 1, rank, 1 - rank):
+            call(gan[index], groups[index])
+
+    assert what_ends(run, optimizers) == (
+        f"worker 0 {words} of module 1, and worker 1 {words} of module 2: all workers must make "
+        "the same calls in the same order"
+    )
+
+
+def test_steps_under_rules_in_different_orders() -> None:
+    """They wait for nobody, but the next use of a module waits for its values."""
+
+    def run(rank: int, gan: Gan, groups: list[Group]) -> None:
+        for index in (0, 0, 1, 1) if rank == 0 else (1, 1, 0, 0):
+            train_once(gan[index], groups[index])
+
+    assert what_ends(run, rules) == (
+        "worker 0 waits for the values of module 1 after its step 1, and worker 1 waits for the "
+        "values of module 2 after its step 1: all workers must make the same calls in the same "
+        "order"
+    )
+
+
+def what_ends(run: Callable[[int, Gan, list[Group]], object], how: Callable[[Gan], Any]) -> str:
+    """Run a function on two workers that a launcher watches; return its first sentence."""
     positions, said = LoopPositions(), list[str]()
 
-    def run(rank: int, contexts: list[WorkerContext]) -> None:
+    def watched(rank: int, contexts: list[WorkerContext]) -> None:
         loops, gan = contexts[0].loops, build()
 
         def note(number: int, position: LoopPosition) -> None:
@@ -260,16 +287,11 @@ def test_the_same_call_of_different_modules(
 
         with ExitStack() as stack:
             noting = [replace(one, on_progress=partial(note, one.number)) for one in contexts]
-            groups = joined(gan, optimizers(gan), noting, stack)
-            for index in (0, 1, rank, 1 - rank):
-                call(gan[index], groups[index])
+            run(rank, gan, joined(gan, how(gan), noting, stack))
 
     with pytest.raises((UsageError, PeerLost)):
-        with_groups(2, run)
-    assert said[0] == (
-        f"worker 0 {words} of module 1, and worker 1 {words} of module 2: all workers must make "
-        "the calls of all modules in the same order"
-    )
+        with_groups(2, watched)
+    return said[0]
 
 
 def test_a_script_that_keeps_other_groups_is_refused(tmp_path: Path) -> None:
@@ -313,7 +335,7 @@ def test_all_loops_hear_the_requests_of_the_first_and_report_to_one_place() -> N
         assert first.stopping
         assert second.stopping
         train_once(gan[1], second)  # only the loop that was asked ends by itself
-        assert reported[-1] == LoopPosition(steps=1, iterations=3, loop=1)
+        assert reported[-1] == LoopPosition(steps=1, iterations=3, loop=1, loops=(1, 2))
         with pytest.raises(KeyboardInterrupt):
             train_once(gan[0], first)
     assert first._loop.session.state.name == "CLOSED"

@@ -65,7 +65,9 @@ MEAN_OF_SECOND = ReportedPosition(steps=6, collections=3, collection="mean", loo
         ({}, {"loop": 0, "collection": ""}, False),
         ({}, {"loop": 0, "collection": "step"}, False),
         ({"collection": "distribute"}, {"loop": 0, "collection": "step"}, False),
-        ({}, {"loop": -1, "collection": "torch.distributed.reduce"}, False),
+        ({}, {"loop": -1, "collection": "torch.distributed.reduce"}, True),
+        # it waits for an earlier call of its own
+        ({}, {"loop": None, "collection": "torch.distributed.reduce"}, False),
         ({}, {"loop": 0, "collection": "close", "raised": "ValueError: odd batch"}, False),
     ],
 )
@@ -77,8 +79,39 @@ def test_two_workers_that_wait_in_calls_of_different_modules(
     assert [sentence is not None for sentence in found] == [never, never]
 
 
+OF_FIRST = ReportedPosition(steps=3, collections=2, collection="values", loop=0, loops=(2, 1))
+OF_SECOND = replace(OF_FIRST, loop=1, loops=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "never"),
+    [
+        ({}, {}, True),
+        ({"collection": "means"}, {}, True),
+        ({}, {"collection": ""}, False),
+        ({}, {"collection": "step"}, False),  # which may not wait
+        ({}, {"loop": None}, False),
+        ({}, {"loops": (2, 1)}, False),  # its values are on their way
+        ({}, {"loops": (2, 2), "steps": 4}, False),  # the report of the first is old
+        ({}, {"collection": "distribute", "loops": (1, 1, 0), "loop": 2}, True),
+        ({}, {"collection": "distribute", "loops": (2, 1, 0), "loop": 2}, False),
+        (
+            {"collection": "mean", "collections": 3},
+            {"collection": "distribute", "loops": (2, 1, 0), "loop": 2},
+            True,
+        ),
+    ],
+)
+def test_two_workers_that_wait_for_each_other(
+    one: dict[str, Any], other: dict[str, Any], never: bool
+) -> None:
+    positions = replace(OF_FIRST, **one), replace(OF_SECOND, **other)
+    found = [moved(*positions), moved(*reversed(positions))]
+    assert [sentence is not None for sentence in found] == [never, never]
+
+
 def test_the_sentence_names_the_calls_and_modules_of_two_workers() -> None:
-    must = ": all workers must make the calls of all modules in the same order"
+    must = ": all workers must make the same calls in the same order"
     first = replace(MEAN_OF_SECOND, loop=0)
     assert moved(MEAN_OF_SECOND, first) == (
         f"worker 0 waits in mean() of module 2, and worker 1 waits in mean() of module 1{must}"
@@ -86,6 +119,15 @@ def test_the_sentence_names_the_calls_and_modules_of_two_workers() -> None:
     steps = [replace(position, collection="step") for position in (MEAN_OF_SECOND, first)]
     assert moved(*steps) == (
         f"worker 0 ends a step of module 2, and worker 1 ends a step of module 1{must}"
+    )
+    assert moved(OF_FIRST, OF_SECOND) == (
+        "worker 0 waits for the values of module 1 after its step 2, and worker 1 waits for the "
+        f"values of module 2 after its step 2{must}"
+    )
+    calls = {"loop": -1, "collection": "torch.distributed.all_reduce"}
+    assert moved(MEAN_OF_SECOND, replace(MEAN_OF_SECOND, **calls)) == (
+        "worker 0 waits in mean() of module 2, and worker 1 waits in "
+        f"torch.distributed.all_reduce(){must}"
     )
 
 

@@ -157,8 +157,13 @@ def test_a_callback_of_a_collective_may_wait_for_its_own() -> None:
 
 
 def test_waits_of_the_script_for_all_workers_are_reported() -> None:
-    reported: list[tuple[int, str]] = []
-    calls = Calls(lambda begun, name: reported.append((begun, name)))
+    reported: list[tuple[object, ...]] = []
+
+    def note(*call: object) -> int:
+        reported.append(call)
+        return 10 + len(reported)
+
+    calls = Calls(note)
 
     with meshes(1) as (mesh,):
         group = PoseidonGroup(Collectives(mesh, "0", [0]), calls)
@@ -167,7 +172,7 @@ def test_waits_of_the_script_for_all_workers_are_reported() -> None:
         on_all([group], lambda group: group.barrier().wait())  # of another thread
         group.shutdown()
     # the first one, too, for which another worker may wait
-    assert reported == [(1, ""), (2, ""), (2, "all_reduce"), (2, "")]
+    assert reported == [(1, ""), (2, ""), (2, "all_reduce", 12), (2, "")]
 
 
 def test_an_error_of_the_background_is_raised_where_the_result_is_wanted() -> None:
