@@ -270,6 +270,7 @@ class Client:
         Each of this worker's tables must have been pushed in it, unless each has a clock of its own.
         """
         self._do(self._session.tick)
+        self._pump.hurry()
 
     def describe_part(self, weight: float, payload: bytes, *, whole: bool) -> None:
         """Describe this worker's part of a round, which the next `clock` ends. Where a quorum ends a
@@ -369,6 +370,7 @@ class Client:
         the store and outside it, and return it. For workers of the planes of
         `StoreSpec.outside_norm`.
         """
+        self._pump.hurry()
         return self._monitor.wait_for(
             lambda: self._session.norm.take_total(clock),
             f"the gradients' norm of iteration {clock} did not arrive",
@@ -458,8 +460,8 @@ class Client:
         with self._monitor:
             self._monitor.check()
             result, outgoing = call()
-            self._pump.add(outgoing)
-        if outgoing:
+            is_due = self._pump.add(outgoing)
+        if outgoing and is_due:
             self._pump.wake()
         return result
 
@@ -470,6 +472,7 @@ class Client:
         session = self._session
         name = session.store.tables[table].name
         self._do(lambda: session.ask(table, staleness))
+        self._pump.hurry()
         first = 0
 
         def fresh() -> bool | None:

@@ -11,8 +11,8 @@ from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol.frames import decode
-from ps_server.protocol.messages import Leave, MemoryAnswer, Message, Value
-from ps_server.protocol.schedule import PACKET_BYTES, Schedule
+from ps_server.protocol.messages import Leave, MemoryAnswer, Message, Push, Value
+from ps_server.protocol.schedule import PACKET_BYTES, PACKET_IN_MEMORY_BYTES, Schedule
 from ps_server.protocol.worker_session import Addressed, Session
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.trace import Tracer, Track, trace_message
@@ -27,6 +27,10 @@ may be down for 5 s.
 
 class Pump:
     """Sends what is queued for each shard, and hands what arrives to the session.
+
+    In shared memory a packet costs the same with one push or with many. So pushes to shards of this
+    machine wait for each other: until there are `PACKET_IN_MEMORY_BYTES`, anything else is sent, or
+    the worker waits for a value; at most `POLL_S`.
 
     Attributes:
         session: of the client; changed under the monitor.
@@ -66,6 +70,8 @@ class Pump:
         self._clock = clock
         self._names = [table.name for table in session.store.tables]
         self.queues = [Schedule(prioritized=prioritized) for _ in range(session.store.shards)]
+        self._waiting_bytes = 0
+        """Of pushes that wait for others; from `PACKET_IN_MEMORY_BYTES` on all is sent."""
         self._link = LinkPriority()
         self._thread = threading.Thread(
             target=self._run, name=f"ps-client-{session.rank}", daemon=True
@@ -84,14 +90,25 @@ class Pump:
         self._meter = meter
         self._names = [table.name for table in session.store.tables]
 
-    def add(self, outgoing: Sequence[Addressed]) -> None:
-        """Queue messages. The caller holds the monitor, and calls `wake` after it."""
+    def add(self, outgoing: Sequence[Addressed]) -> bool:
+        """Queue messages. The caller holds the monitor, and calls `wake` after it where this
+        returns True.
+        """
         for shard, message in outgoing:
             self.queues[shard].add(message)
+            waits = isinstance(message, Push) and self._shared_memory.reaches(shard)
+            self._waiting_bytes += message.array.nbytes if waits else PACKET_IN_MEMORY_BYTES
+        return self._waiting_bytes >= PACKET_IN_MEMORY_BYTES
 
     def wake(self) -> None:
-        """Let the thread look at the queues."""
+        """Let the thread send all that is queued."""
+        self._waiting_bytes += PACKET_IN_MEMORY_BYTES
         self._transport.wake()
+
+    def hurry(self) -> None:
+        """Send the pushes that wait for others."""
+        if self._waiting_bytes:
+            self.wake()
 
     def yield_link(self, link: LinkPriority) -> None:
         """See `Client.yield_link`."""
@@ -155,6 +172,8 @@ class Pump:
 
     def _send_waiting(self) -> None:
         """Send as much as the transport takes."""
+        if self._waiting_bytes < PACKET_IN_MEMORY_BYTES and not self._monitor.closed:
+            return
         free = self._monitor.closed or self._link.is_free
         for shard, queue in enumerate(self.queues):
             pushes = free or self._shared_memory.reaches(shard)
@@ -164,10 +183,15 @@ class Pump:
                 and self._send_packet(shard, queue, pushes)
             ):
                 pass
+        with self._monitor:
+            if not any(self.queues):
+                self._waiting_bytes = 0
 
     def _send_packet(self, shard: int, queue: Schedule, pushes: bool) -> bool:
         with self._monitor:
-            packet = queue.take(PACKET_BYTES, pushes=pushes)
+            in_memory = self._shared_memory.reaches(shard)
+            most_bytes = PACKET_IN_MEMORY_BYTES if in_memory else PACKET_BYTES
+            packet = queue.take(most_bytes, pushes=pushes)
         if not packet:
             return False
         began_ns = self._trace.now()
@@ -184,6 +208,8 @@ class Pump:
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._transport.receive(timeout_s)
+        if not batch:
+            self._waiting_bytes += PACKET_IN_MEMORY_BYTES
         for shard, frames in batch:
             began_ns = self._trace.now()
             received = decode(self._shared_memory.receive(shard, frames))

@@ -14,7 +14,7 @@ from ps_server.protocol.fields import Buffer
 from ps_server.protocol.frames import decode
 from ps_server.protocol.members import Outgoing
 from ps_server.protocol.messages import Create, MemoryOffer, Message, ToWorker
-from ps_server.protocol.schedule import PACKET_BYTES, Schedule
+from ps_server.protocol.schedule import PACKET_BYTES, PACKET_IN_MEMORY_BYTES, Schedule
 from ps_server.protocol.shard import Shard
 from ps_server.shared_memory import ShardSharedMemory
 from ps_server.statistics import ShardStatistics
@@ -216,7 +216,8 @@ class Server:
     def _send_packet(self, peer: bytes, queue: Schedule) -> bool:
         # values keep the shared memory: nobody waits for what is sent in the background
         send = self._transport.send if queue.is_in_background else self._send_in_memory
-        packet = queue.take(PACKET_BYTES)
+        in_memory = self._shared_memory.reaches(peer)
+        packet = queue.take(PACKET_IN_MEMORY_BYTES if in_memory else PACKET_BYTES)
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         frames = [frame for _, frames in parts for frame in frames]

@@ -58,8 +58,10 @@ PACKET_BYTES = 256 * 1024
 """Small against a chunk, so that packets delay nothing; large against what a message costs by
 itself.
 """
-FRAME_BYTES = 64
-"""So a packet of `PACKET_BYTES` has half as many frames as `decode` takes."""
+PACKET_IN_MEMORY_BYTES = 2 * 1024 * 1024
+"""The same where large arrays pass in shared memory (`shared_memory.py`)."""
+FRAME_BYTES = 256
+"""So the largest packet has as many frames as `decode` takes at most."""
 _FIRST_EPOCH = 0
 _AT_ONCE_EPOCH = -1
 _LAST = 2**62
