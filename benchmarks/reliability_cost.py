@@ -146,8 +146,8 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
 def _exchange(replica: Replica) -> Iterator[Exchange]:
     launcher = LauncherConnection(io.StringIO(), io.StringIO())
     launcher.start()
-    launcher.watchdog.start()
-    exchange = EveryOther(replica.trained, launcher.watchdog)
+    launcher.heartbeat.watchdog.start()
+    exchange = EveryOther(replica.trained, launcher.heartbeat.watchdog)
     yield exchange
     launcher.close()
 

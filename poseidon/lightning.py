@@ -141,7 +141,7 @@ class PoseidonStrategy(_OfJob, DDPStrategy):
     def setup(self, trainer: Any) -> None:
         """Set up as DDPStrategy does, and log what the Trainer logs, whatever its loggers are."""
         super().setup(trainer)
-        connector, log = trainer._logger_connector, self._place._context.log
+        connector, log = trainer._logger_connector, self._place._context.job.log
         log_metrics = type(connector).log_metrics  # a second run of the Trainer sets up again
 
         def logging(metrics: Any, step: int | None = None) -> None:

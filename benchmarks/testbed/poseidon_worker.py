@@ -27,7 +27,7 @@ from benchmarks.testbed.worker_settings import (
     read_settings,
 )
 from poseidon.engine.this_process import running_in
-from poseidon.engine.worker_context import Observed, WorkerContext
+from poseidon.engine.worker_context import LoopJob, Observed, WorkerContext
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
@@ -115,12 +115,22 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
             settings.shards
             or worker_addresses(settings.control.parent, own, rank, settings.workers)
         ),
-        trace=trace,
-        observe=lambda built, module: (
-            Observed(built) if trace is NO_TRACE else Traced(built, module, trace)
-        ),
-        on_open=log_plan if rank == 0 else lambda built: None,
+        job=TestbedJob(trace, rank),
     )
+
+
+class TestbedJob(LoopJob):
+    """The job of a worker of the testbed, which may trace and logs its plan."""
+
+    def __init__(self, trace: Tracer, rank: int) -> None:
+        self.trace, self._rank = trace, rank
+
+    def observe(self, built: Built, module: nn.Module) -> Observed:
+        return Observed(built) if self.trace is NO_TRACE else Traced(built, module, self.trace)
+
+    def opened(self, built: Built) -> None:
+        if self._rank == 0:
+            log_plan(built)
 
 
 def worker_addresses(folder: Path, own: str, rank: int, workers: int) -> list[str]:

@@ -16,25 +16,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO
 
-import psutil
-import torch
-
-from poseidon.engine.gpu import gpu_reading
-from poseidon.engine.own_time import WAITED
+from poseidon.engine.heartbeat import Heartbeat
+from poseidon.engine.requests import Requests
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.observe.watchdog import Watchdog
-from ps_server import Interrupted, ServerError, SignalKind
+from ps_server import Interrupted
 from ps_server.interruption import Interruption
-from ps_server.link_load import sending_s
 
 LOGGER = logging.getLogger(__name__)
 JOB, WORKERS = "job", "workers"
 """Whose addresses are exchanged: the shards', without shards all workers'; or all workers'."""
-HEARTBEAT_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
@@ -42,6 +37,46 @@ NOTHING_NOTED: Mapping[str, str] = MappingProxyType({})
 
 
 PAUSED = "the job continues with different workers"
+
+
+class Loan:
+    """A connection that is lent to another process: what comes goes there, too.
+
+    Attributes:
+        was_lent: whether it ever was.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._borrower: Callable[[str], None] | None = None
+        self.was_lent = False
+
+    @property
+    def is_lent(self) -> bool:
+        return self._borrower is not None
+
+    def take(self, line: str) -> None:
+        """Pass on a line of the launcher."""
+        with self._lock:
+            self._lines.append(line)
+            if self._borrower is not None:
+                self._borrower(line)
+
+    @contextmanager
+    def lending(self, commands: Callable[[str], None], begin: Callable[[], None]) -> Iterator[None]:
+        """Lend it inside the block; see `LauncherConnection.lent`."""
+        self.was_lent = True
+        with self._lock:
+            begin()
+            for line in self._lines:
+                commands(line)
+            self._borrower = commands
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._borrower = None
 
 
 class LauncherConnection:
@@ -56,40 +91,25 @@ class LauncherConnection:
     ) -> None:
         self._inlet = inlet
         self._outlet = outlet
-        self._notes = notes
         self._lock = threading.Lock()
-        self._lending = threading.Lock()
-        self._closed = threading.Event()
-        self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         self._arrived = threading.Condition()
         self._addresses: dict[tuple[str, int], list[str]] = {}
         self.rounds: Counter[str] = Counter()
         """The exchanges of addresses that this worker has taken part in, by whose they are."""
-        self._lines: list[str] = []
-        self._borrower: Callable[[str], None] | None = None
-        self._exchanges: list[Exchange] = []
-        self._root = self._was_lent = False
-        self._early: list[dict[str, Any]] | None = None
-        """Requests of a start after a pause that has no exchange yet; None: it has one."""
+        self._loan = Loan()
         self._documents: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.interruption = Interruption()
         """Ends the waits of this start; a request to pause makes it."""
-        self.watchdog = Watchdog()
-        """Watches the training loop."""
-        self.facts: dict[str, object] = {}
-        """What heartbeats say of the work: `most_lead` once the exchange is built, and how far a
-        script's loop has come."""
-        self.device = torch.device("cpu")
-        """Where this worker computes."""
+        self.heartbeat = Heartbeat(self.send)
+        self.requests = Requests(notes)
         self.gone = threading.Event()
         """Set once the launcher has gone."""
-        self.stopping = threading.Event()
-        """Set once the launcher has requested a stop, or has gone."""
 
     def start(self) -> None:
         """Start to receive commands and to send heartbeats."""
         threading.Thread(target=self._receive, name="poseidon-commands", daemon=True).start()
-        self._thread("poseidon-alive", self._send_heartbeats).start()
+        beating = partial(self.heartbeat.run, lambda: not self._loan.is_lent)
+        self._thread("poseidon-alive", beating).start()
 
     def end_without_launcher(self) -> None:
         """Start to end this process, and its group, some time after the launcher has gone. The
@@ -151,23 +171,9 @@ class LauncherConnection:
         raise JobError("the launcher has not sent the addresses of the job")
 
     def forward_requests(self, exchange: Exchange, rank: int) -> None:
-        """Start to forward the launcher's requests to all workers (rank 0); other ranks note a
-        stop only.
-
-        They are forwarded by the first exchange given that is not closed. Another one that comes
-        after a stop was requested of one that has closed requests it again.
-        """
-        before, still_open = self._exchanges, [one for one in self._exchanges if not one.closed]
-        self._exchanges = [*still_open, exchange]
-        self._root = rank == 0
-        if not before:
-            self._thread("poseidon-requests", self._forward).start()
-        elif self.stopping.is_set() and self._root and not still_open:
-            exchange.control.request(SignalKind.STOP)
-        with self._arrived:
-            early, self._early = self._early or [], None
-        for command in early:
-            self.commands.put(command)
+        """Start to forward the launcher's requests to all workers; see `Requests.add`."""
+        if self.requests.add(exchange, rank):
+            self._thread("poseidon-requests", self.requests.forward).start()
 
     @property
     def is_asked_to_pause(self) -> bool:
@@ -193,7 +199,7 @@ class LauncherConnection:
         Raises:
             JobError: the launcher has gone.
         """
-        self.facts.clear()  # a heartbeat of the next start must not have the position of this one
+        self.heartbeat.facts.clear()  # the next start must not have the position of this one
         self.send(
             "paused", snapshot=snapshot, is_part=is_part, message=message, regrouped=regrouped
         )
@@ -215,28 +221,20 @@ class LauncherConnection:
         Yields:
             a function that sends a line of the other process.
         """
-        self._was_lent = True
-        with self._lending:
-            begin(self.rounds)
-            for line in self._lines:
-                commands(line)
-            self._borrower = commands
-        try:
+        with self._loan.lending(commands, lambda: begin(self.rounds)):
             yield self._write
-        finally:
-            with self._lending:
-                self._borrower = None
 
     def close(self) -> None:
         """Stop the heartbeats."""
-        self._closed.set()
+        self.heartbeat.close()
+        self.requests.close()
 
     def finish(self, **fields: object) -> None:
         """Report the end of the work, after the times of its last seconds. The times of work that
         another process has done are that process's.
         """
-        if not self._was_lent:
-            self._send_heartbeat()
+        if not self._loan.was_lent:
+            self.heartbeat.beat()
         self.send("done", **fields)
 
     def _end(self) -> None:
@@ -263,38 +261,10 @@ class LauncherConnection:
 
         return threading.Thread(target=run, name=name, daemon=True)
 
-    def _forward(self) -> None:
-        do = ""
-        while do != "gone":  # no command follows
-            do = str(self.commands.get().get("do"))
-            self._forward_one(do)
-
-    def _forward_one(self, do: str) -> None:
-        if do == "gone" and not self._closed.is_set():
-            LOGGER.warning("the launcher has gone: stopping with a snapshot")
-        elif do in self._notes and self._root:
-            LOGGER.info("%s", self._notes[do])
-        kind = {
-            "stop": SignalKind.STOP,
-            "gone": SignalKind.STOP,
-            "snapshot": SignalKind.SNAPSHOT,
-            "regroup": SignalKind.REGROUP,
-        }.get(do)
-        if kind is SignalKind.STOP:
-            self.stopping.set()
-        if kind is not None and self._root:
-            # the training loop gets the same error and reports it
-            with contextlib.suppress(ServerError):
-                exchanges = [one for one in self._exchanges if not one.closed]
-                (exchanges or self._exchanges)[0].control.request(kind)
-
     def _receive(self) -> None:
         try:
             for line in self._inlet:
-                with self._lending:
-                    self._lines.append(line)
-                    if self._borrower is not None:
-                        self._borrower(line)
+                self._loan.take(line)
                 with contextlib.suppress(ValueError):  # not JSON
                     command = json.loads(line)
                     if isinstance(command, dict):
@@ -305,7 +275,7 @@ class LauncherConnection:
         with self._arrived:
             self._arrived.notify_all()
         self._documents.put(None)
-        self.commands.put({"do": "gone"})
+        self.requests.commands.put({"do": "gone"})
 
     def _take(self, command: dict[str, Any]) -> None:
         do = command.get("do")
@@ -319,32 +289,8 @@ class LauncherConnection:
                 self.interruption = Interruption()
                 self._addresses.clear()
                 self.rounds.clear()
-                self._early = []
+                self.requests.begin_start()
                 self._documents.put(command["document"])
-            elif do != "pause" and self._early is not None:
-                self._early.append(command)  # the exchanges so far are of the start before
             elif do != "pause":
-                self.commands.put(command)
+                self.requests.take(command)
             self._arrived.notify_all()
-
-    def _send_heartbeats(self) -> None:
-        while not self._closed.wait(HEARTBEAT_S):
-            if self._borrower is not None:
-                continue
-            self._send_heartbeat()
-
-    def _send_heartbeat(self) -> None:
-        reading = self.watchdog.read()
-        self.send(
-            "alive",
-            still_s=round(reading.still_s, 1),
-            waited_s=round(reading.waited_s, 3),
-            read_s=round(WAITED.waited_s, 3),
-            **self.of_host(),
-            **({"gpu": gpu} if (gpu := gpu_reading(self.device)) else {}),
-            **self.facts,
-        )
-
-    def of_host(self) -> dict[str, object]:
-        """Return what a heartbeat says of the host."""
-        return {"sending_s": sending_s(), "host_busy": psutil.cpu_percent() / 100}

@@ -132,11 +132,11 @@ def _shorten_sockets() -> None:
 def run_work(work: Work[Any]) -> int:
     """Do a worker's work and report its end. Return the exit code."""
     launcher = work.launcher
-    launcher.device = torch.device(work.document.device)
+    device = launcher.heartbeat.device = work.device
     launcher.start()
     try:
-        compute_on(launcher.device, work.document)
-        bind_to_gpu(launcher.device)
+        compute_on(device, work.document)
+        bind_to_gpu(device)
         done = work.run()
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         report_error(error, work)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from poseidon.base.settings import are_threads_set, variable_of_tasks
-from poseidon.engine.worker_context import Loops, ThisWorker, WorkerContext
+from poseidon.engine.worker_context import LoopJob, Loops, ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError, UsageError
 from ps_server.numerics import prepare_process, take_code_for_all_alignments
 
@@ -102,7 +102,7 @@ def log(*, iteration: int | None = None, **values: float | Tensor) -> None:
         UsageError: a name, a value or the iteration cannot be logged.
     """
     context = current_context()
-    context.log(context.loops.steps if iteration is None else iteration, values)
+    context.job.log(context.loops.steps if iteration is None else iteration, values)
 
 
 def compute_as_everywhere(say: Callable[[str], object]) -> None:
@@ -138,10 +138,9 @@ def next_context() -> WorkerContext:
     """
     if PROCESS.context is None:
         _check_alone(variable_of_tasks())
-        script, loops = _script(), PROCESS.loops
+        loops = PROCESS.loops
         return WorkerContext(
-            script=Path(script).stem if script else "checkpoint",
-            say=_say,
+            job=_PlainJob(),
             number=len(loops.open),  # a session may begin as many as it likes, one after the other
             loops=loops,
         )
@@ -184,8 +183,15 @@ def _script() -> str | None:
     return getattr(sys.modules["__main__"], "__file__", None)
 
 
-def _say(sentence: str) -> None:
-    print(f"poseidon: {sentence}", file=sys.stderr, flush=True)
+class _PlainJob(LoopJob):
+    """The job of a script under plain `python`."""
+
+    def __init__(self) -> None:
+        if script := _script():
+            self.script = Path(script).stem
+
+    def say(self, sentence: str) -> None:
+        print(f"poseidon: {sentence}", file=sys.stderr, flush=True)
 
 
 def name_lines_of(file: str, name: str) -> None:

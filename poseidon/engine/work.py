@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
+import torch
+
 from poseidon.base import glog
 from poseidon.engine.document import TrainingDocument, WorkerDocument, document_of
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
@@ -48,6 +50,11 @@ class Work(ABC, Generic[Document]):
     def __init__(self, document: Document, launcher: LauncherConnection) -> None:
         self.document = document
         self.launcher = launcher
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes."""
+        return torch.device(self.document.device)
 
     @abstractmethod
     def run(self) -> Mapping[str, object]:
@@ -123,7 +130,9 @@ class TrainingWork(Work[Training]):
     def own_time(self) -> OwnTime:
         """Return what measures and reports the times of iterations."""
         launcher = self.launcher
-        return OwnTime(launcher.send, lambda: launcher.watchdog.read().waited_s, launcher.device)
+        return OwnTime(
+            launcher.send, lambda: launcher.heartbeat.watchdog.read().waited_s, self.device
+        )
 
     @property
     def kept_iteration(self) -> int | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -146,16 +146,48 @@ def _alone(own: str) -> tuple[str, ...]:
     raise JobError("a worker that is alone connects to nobody")
 
 
-def _no_schemes(names: Sequence[str]) -> tuple[Scheme, ...]:
-    return ()
+class LoopJob:
+    """The job of a process's training loops, as they see it. This one is of a process that trains
+    alone.
 
+    Attributes:
+        name: the job's id; empty: a process that trains alone has none.
+        script: the name of the script, without its ending.
+        trace: records what is sent and received.
+    """
 
-def _log(sentence: str) -> None:
-    LOGGER.info("%s", sentence)
+    name = ""
+    script = "checkpoint"
+    trace: Tracer = NO_TRACE
 
+    def observe(self, built: Built, _: nn.Module) -> Observed:
+        """Put an observer around the exchange of a module."""
+        return Observed(built)
 
-def _nothing(*_: object) -> None:
-    pass
+    def schemes(self, _: Sequence[str]) -> Sequence[Scheme]:
+        """Return the scheme of each tensor, by the tensors' names, that an earlier start or run has
+        chosen; empty: none.
+        """
+        return ()
+
+    def say(self, sentence: str) -> None:
+        """Take a sentence for the user; a job's is in its log."""
+        LOGGER.info("%s", sentence)
+
+    def log(self, iteration: int, values: Mapping[str, Value]) -> None:
+        """Take what the script logs: an iteration, and values by name."""
+        check(iteration, values)
+
+    def saved(self, written: WrittenSnapshot) -> None:
+        """Note a checkpoint that is complete on disk."""
+
+    def opened(self, built: Built) -> None:
+        """Note an exchange that is open."""
+
+    def progressed(self, position: LoopPosition) -> None:
+        """Note the position of all loops, at the beginning and end of each step, of each collection
+        and of `distribute`. Must be fast.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,46 +196,25 @@ class WorkerContext:
 
     Attributes:
         connect: exchanges addresses with the rest of the job.
-        trace: records what is sent and received.
-        observe: puts an observer around the exchange of a module.
-        job: the job's id; empty: a process that trains alone has none.
         folder: the job's output folder; None: a process that trains alone has none.
-        script: the name of the script, without its ending.
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         unfit_for_ddp: a sentence on a flag of the job that has no effect on a module of
             DistributedDataParallel; empty: there is none.
         threads_given: whether the user has given the job's number of threads.
-        say: takes a sentence for the user; a job's is in its log.
         memory: the memory snapshots of this worker; None: the job has none.
-        schemes: returns the scheme of each tensor, by the tensors' names, that an earlier start or
-            run has chosen; empty: none.
-        on_saved: called with each checkpoint once it is complete on disk.
-        on_open: called once the exchange is open.
-        log: takes what the script logs: an iteration, and values by name.
         reducers: of the script's DistributedDataParallel modules; closed at its end.
-        on_progress: called at the beginning and end of each step, of each collection and of
-            `distribute`; must be fast.
         number: index of this training loop in its process, from 0.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     member: Membership = field(default_factory=Membership)
     connect: Connect = _alone
-    trace: Tracer = NO_TRACE
-    observe: Callable[[Built, nn.Module], Observed] = lambda built, _: Observed(built)
-    job: str = ""
+    job: LoopJob = field(default_factory=LoopJob)
     folder: Path | None = None
-    script: str = "checkpoint"
     checkpoint: Path | None = None
     unfit_for_ddp: str = ""
     threads_given: bool = False
     memory: ScriptMemory | None = None
-    schemes: Callable[[Sequence[str]], Sequence[Scheme]] = _no_schemes
-    say: Callable[[str], None] = _log
-    on_saved: Callable[[WrittenSnapshot], None] = _nothing
-    on_open: Callable[[Built], None] = _nothing
-    on_progress: Callable[[LoopPosition], None] = _nothing
-    log: Callable[[int, Mapping[str, Value]], None] = check
     reducers: list[Reducer] = field(default_factory=list)
     number: int = 0
     loops: Loops = field(default_factory=Loops)
@@ -223,7 +234,7 @@ class WorkerContext:
     def prefix(self) -> Path:
         """The prefix of checkpoints whose name the script leaves open."""
         if self.folder is None:
-            return Path("checkpoints").absolute() / self.script
+            return Path("checkpoints").absolute() / self.job.script
         return self.folder / "checkpoint"
 
     def build(
@@ -243,11 +254,11 @@ class WorkerContext:
             settings,
             self.member,
             self.connect,
-            trace=self.trace,
-            schemes=() if shards else self.schemes([trained.name for trained in tensors]),
+            trace=self.job.trace,
+            schemes=() if shards or self.number else self.job.schemes([t.name for t in tensors]),
             shards=shards,
         )
-        return self.observe(built, module)
+        return self.job.observe(built, module)
 
     def end_waits(self, error: BaseException | None) -> None:
         """Let no exchange wait for other workers as it closes, where the job continues after its
@@ -306,8 +317,12 @@ class WorkerContext:
         position = self.loops.together(OF_NO_LOOP, position)
         if name and last != position.collections:
             position = replace(position, loop=None)
-        self.on_progress(position)
+        self.job.progressed(position)
         return position.collections
+
+    def report(self, position: LoopPosition) -> None:
+        """Report how far this loop has come."""
+        self.job.progressed(self.loops.together(self.number, position))
 
     def of_next_loop(self) -> WorkerContext:
         """Return the context of the next training loop of a job, which has an exchange of its own.
@@ -315,17 +330,12 @@ class WorkerContext:
         The first one has the plan of `--exchange=auto`, which is measured and recorded. Plans of
         later ones follow from the bytes, so that they are the same after a restart.
         """
-        number, member, report = self.loops.begun, self.member, self.on_progress
+        number, member = self.loops.begun, self.member
         self.loops.begun += 1
-
-        def on_progress(position: LoopPosition) -> None:
-            report(self.loops.together(number, position))
-
-        context = replace(self, number=number, on_progress=on_progress)
         if number == 0:
-            return context
+            return self
         if member.options.kind is ExchangeKind.AUTO:
             member = replace(member, options=replace(member.options, kind=ExchangeKind.HYBRID))
         if member.local_address:
             member = replace(member, local_address=f"{member.local_address}-{number}")
-        return replace(context, member=member, schemes=_no_schemes)
+        return replace(self, number=number, member=member)

@@ -32,7 +32,7 @@ from ps_server import Rule, RuleKind
 
 
 class JobMember:
-    """The solver of one worker among the solvers of its job; the worker's `Loop`.
+    """The solver of one worker among the solvers of its job; the worker's `Loop`, and a `SolverJob`.
 
     Raises:
         UsageError: the script or the job has settings that do not fit the other's.
@@ -61,17 +61,17 @@ class JobMember:
         rank = context.worker.rank
         self._session = TrainingSession(Applies.WORKERS, rank=rank)
         self._collections = LoopCollections(
-            self._session, self._exchange.control, context.on_progress, rank=rank
+            self._session, self._exchange.control, context.report, rank=rank
         )
-        self._own = contributions.placed.of(contributions.process)
-        self._tree = StateTree(own=self._own, count=contributions.placed.count, rank=rank)
+        self._tree = StateTree(own=contributions.own, count=contributions.placed.count, rank=rank)
         self._tree.add(self._leaves())
         self._exchange.open(None)
         self._session.on(LoopEvent.OPEN)
         self._set_iterations(solver.iter)
         context.loops.add(self)
-        context.on_open(self._observed.built)
-        solver._between = self._between
+        context.job.opened(self._observed.built)
+        self.is_brought = False
+        solver._job = self
 
     def is_asked_to_stop(self) -> bool:
         return self._exchange.control.is_asked_to_stop(self._session.iterations)
@@ -157,8 +157,9 @@ class JobMember:
     def _set_iterations(self, iterations: int) -> None:
         self._session.continue_from(steps=iterations, iterations=iterations)
 
-    def _between(self) -> None:
-        """Do what belongs between two iterations."""
+    def between(self) -> None:
+        """See `SolverJob`."""
+        self.is_brought = False
         self._context.check_start()
         memory, iterations = self._context.loop_memory, self._session.iterations
         is_whole = len(self._context.loops.open) <= 1
@@ -179,8 +180,8 @@ class JobMember:
         """Yield the nets of each virtual worker of this process. Virtual worker 0, which is rank
         0's, has the test nets.
         """
-        solver, placed = self._solver, self._contributions.placed
-        for net, number in zip(solver.nets, placed.of(self._contributions.process), strict=True):
+        solver = self._solver
+        for net, number in zip(solver.nets, self._contributions.own, strict=True):
             tests = solver.test_nets if number == 0 else []
             yield WorkerNets(
                 number=number,
@@ -220,7 +221,7 @@ class JobMember:
                     [[array.numpy() for array in history] for history in found.shared]
                 ),
             ),
-            ExchangeLeaves(self._tensors, self._exchange, own=self._own).held_back(),
+            ExchangeLeaves(self._tensors, self._exchange, own=self._tree.own).held_back(),
             Leaf(name="tests", scope=Scope.ROOT, read=self._tests, write=self._load_tests),
             Leaf(
                 name="worker",
@@ -231,7 +232,7 @@ class JobMember:
         ]
 
     def _load_iter(self, found: Found) -> None:
-        self._solver.iter, self._solver._is_brought = found.shared, True
+        self._solver.iter, self.is_brought = found.shared, True
 
     def _load_values(self, found: Found) -> None:
         for blob, value in zip(self._blobs, found.shared, strict=True):

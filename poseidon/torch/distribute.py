@@ -121,7 +121,7 @@ def distribute(
     )
     context = next_context()
     if virtual_workers is not None:
-        compute_as_everywhere(context.say)
+        compute_as_everywhere(context.job.say)
     group = join(module, how, options, context)
     if is_in_job():
         close_at_end(group)

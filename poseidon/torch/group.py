@@ -449,7 +449,7 @@ class Group:
         Raises:
             UsageError: a name or a value cannot be logged.
         """
-        self._context.log(self._loop.session.last_step, values)
+        self._context.job.log(self._loop.session.last_step, values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that training can resume from, after a step.

@@ -118,7 +118,7 @@ class GroupCheckpoints:
         """Say that this run cannot have the bits of one that was never interrupted."""
         now, source = str(Computation.here(self._context.worker.device)), found.source
         if source.path is not None and found.shared not in (None, now):
-            self._context.say(
+            self._context.job.say(
                 f"{source.name} was computed with {found.shared}, and this run computes with {now}: "
                 "it continues correctly, but not with the bits of an uninterrupted run"
             )
@@ -198,7 +198,7 @@ class GroupCheckpoints:
             prefix = context.prefix
             if context.folder is None and not self._says_where:
                 self._says_where = True
-                context.say(f"checkpoints go to {checkpoint_path(prefix, '<steps>')}")
+                context.job.say(f"checkpoints go to {checkpoint_path(prefix, '<steps>')}")
         prefix = Path(prefix).absolute()
         began_s = time.monotonic()
         run = self._run(prefix) if self._is_root else NO_RUN
@@ -210,7 +210,7 @@ class GroupCheckpoints:
             write_checkpoint(path, packed(state), keep, loop.tables.write(path), run)
             seconds = time.monotonic() - began_s
             if context.number == 0:
-                context.on_saved(WrittenSnapshot(state=path, iteration=steps, seconds=seconds))
+                context.job.saved(WrittenSnapshot(state=path, iteration=steps, seconds=seconds))
         return path
 
     def _run(self, prefix: Path) -> Run:
@@ -221,12 +221,12 @@ class GroupCheckpoints:
         """
         loops = self._context.loops
         if loops.prefixes is None:
-            loops.prefixes = Prefixes(self._context.job)
+            loops.prefixes = Prefixes(self._context.job.name)
         make_folder(prefix.parent)
         begun = loops.prefixes.take(prefix, CHECKPOINT, self._resumed)
         if begun.beside is not None and prefix not in self._told:
             self._told.add(prefix)
-            self._context.say(
+            self._context.job.say(
                 f"{begun.beside} is of an earlier run, which this run does not continue: it stays, "
                 "checkpoints with the same numbers are replaced, and resume() takes this run's"
             )
@@ -246,7 +246,7 @@ class GroupCheckpoints:
             path = newest_checkpoint(Path(prefix).absolute())
             other = None if path is None else later_of_others(path)
             if other is not None:
-                context.say(f"{other} is of an earlier run than {path}, or damaged")
+                context.job.say(f"{other} is of an earlier run than {path}, or damaged")
         content = read_checkpoint(path) if self._is_root and path is not None else None
         source = StateSource(
             name=str(path or "the checkpoint"), is_file=True, path=path if self._is_root else None
@@ -257,7 +257,7 @@ class GroupCheckpoints:
             return False
         if self._is_root:
             self._resumed = path
-            context.say(f"resuming from {path} at step {self._loop.session.steps}")
+            context.job.say(f"resuming from {path} at step {self._loop.session.steps}")
         return True
 
     def load(
@@ -301,7 +301,7 @@ class GroupCheckpoints:
     def _say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
         if self._is_root:
             saved = state["workers"]
-            self._context.say(
+            self._context.job.say(
                 f"{source.name} is of {counted(saved, 'worker')}, and this job has "
                 f"{self._loop.tree.count}: random states start from the seed; "
                 f"virtual_workers={saved} continues with the same bits"

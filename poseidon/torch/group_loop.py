@@ -84,7 +84,7 @@ class GroupLoop:
         self.plan = plan = update.plan
         worker, member, options = context.worker, context.member, context.member.options
         self.streams = RandomStreams(member.own, None, worker.device, divided=False)
-        context.on_progress(LoopPosition(collection=DISTRIBUTE))
+        context.report(LoopPosition(collection=DISTRIBUTE))
         held = [trained.tensor for trained in plan.tensors]
         if plan.shards:
             held += views_of_fsdp(self.module)
@@ -100,7 +100,7 @@ class GroupLoop:
             rank=worker.rank,
         )
         self.collections = LoopCollections(
-            self.session, self.exchange.control, context.on_progress, rank=worker.rank
+            self.session, self.exchange.control, context.report, rank=worker.rank
         )
         self.watch: ModuleWatch | None = None
         self.tables = TableGroup()
@@ -181,7 +181,7 @@ class GroupLoop:
         self.session.on(LoopEvent.OPEN)
         if context.folder is not None:  # in a job a group may be used without its `with` block
             context.loops.add(self)
-        context.on_open(self.observed.built)
+        context.job.opened(self.observed.built)
         self.collections.report()
         self.update.attach(self)
 

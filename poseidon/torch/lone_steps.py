@@ -71,7 +71,7 @@ def counting_steps(context: WorkerContext) -> Iterator[None]:
         if not context.loops.begun and first == id(optimizer):
             counted[first] = steps = counted.get(first, 0) + 1
             position = LoopPosition(steps=steps, iterations=steps)
-            context.on_progress(context.loops.together(0, position))
+            context.report(position)
 
     hook = register_optimizer_step_post_hook(count)
     try:

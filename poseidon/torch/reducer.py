@@ -89,7 +89,7 @@ class MeanReducer(ABC):
         self._session.continue_from(iterations=iterations)
         self._on(LoopEvent.FORWARD)
         self._observed.watch()
-        context.on_open(self._observed.built)
+        context.job.opened(self._observed.built)
 
     def _begin(self) -> None:
         """Note that a gradient is to be sent."""
@@ -128,7 +128,7 @@ class MeanReducer(ABC):
         return self._exchange.control.all_gather(payload)
 
     def _report(self, current: str = "") -> None:
-        self._context.on_progress(self._session.position(current))
+        self._context.report(self._session.position(current))
 
 
 _ACTS: dict[Act, Callable[[MeanReducer], None]] = {

@@ -13,7 +13,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -27,17 +27,19 @@ from torch import nn
 from poseidon.base.paths import module_file
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
-from poseidon.engine.logged_values import LoggedValues
+from poseidon.engine.logged_values import LoggedValues, Value
 from poseidon.engine.memory import ScriptMemory, StartEnded
 from poseidon.engine.observation import Observation, combined_statistics
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.snapshots.files import WrittenSnapshot
 from poseidon.engine.this_process import current_line, place_of, running_in
 from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
-from poseidon.engine.worker_context import Observed, WorkerContext
+from poseidon.engine.worker_context import LoopJob, Observed, WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import forget_meshes
 from poseidon.exchange.building.built import Built
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observe.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.lone_steps import counting_steps, ended_alone, noticing_lone_steps
@@ -92,15 +94,11 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
         super().__init__(document, launcher)
-        self._progress = ProgressReporter(launcher, lambda _: {"in_memory": self.kept_iteration})
-        self._statistics: dict[int, Mapping[str, Any]] = {}
-        self._opened = 0
-        self._has_collectives = False
+        self.has_joined = False
+        """Whether something has connected the workers."""
         self._memory: ScriptMemory | None = None
         self._own_time: OwnTime | None = None
-        self._iterations = 0
         self._file = str((document.module and module_file(document.script)) or document.script)
-        self._logged = LoggedValues(launcher.send)
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
@@ -118,8 +116,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             os.dup2(stdout, 1)
             gc.unfreeze()
             gc.collect()  # what the script had
-        joined = self._opened or self._has_collectives
-        return NOTHING if joined else ended_alone(self.document)
+        return NOTHING if self.has_joined else ended_alone(self.document)
 
     @property
     def kept_iteration(self) -> int | None:
@@ -139,7 +136,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         document, before = self.document, self._memory
         self._memory = None
         self._own_time = self.own_time() if document.balances else None
-        self._iterations = 0
         if document.copies:
             self._memory = ScriptMemory(
                 holds=document.holds_snapshots,
@@ -173,13 +169,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         document = self.document
         trace = NO_TRACE if document.aside else self.open_trace()
         sys.argv = ["-m" if document.module else document.script, *document.arguments]
-        self._logged = LoggedValues(self.launcher.send)
-        context = self._context(trace)
-        self._statistics.clear()
-        self._opened = 0
         try:
             with (
-                closing(trace),
+                self._joining(trace) as context,
                 self._place() as place,
                 running_in(context),
                 self._process_group(context) as undo,
@@ -201,12 +193,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise ScriptEnded(end.code).with_traceback(end.__traceback__) from end
-        finally:
-            self._report_last()
-
-    def _report_last(self) -> None:
-        self._logged.close()
-        self._progress.report()
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
@@ -217,13 +203,12 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         os.environ.update(
             {name: value for name, value in own.items() if not name.startswith("MASTER_")}
         )
-        trace = self.open_trace()
-        context = self._context(trace)
-        try:
-            with closing(trace), running_in(context), self._process_group(context):
-                yield
-        finally:
-            self._report_last()
+        with (
+            self._joining(self.open_trace()) as context,
+            running_in(context),
+            self._process_group(context),
+        ):
+            yield
 
     @contextmanager
     def _place(self) -> Iterator[ScriptPlace | None]:
@@ -236,7 +221,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             try:
                 yield place
             finally:
-                self._has_collectives |= place.was_taken
+                self.has_joined |= place.was_taken
 
     @contextmanager
     def _process_group(self, context: WorkerContext) -> Iterator[ExitStack]:
@@ -258,13 +243,13 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 ExitStack() as own,
             ):
                 stack = undo or own
-                stack.enter_context(taking_from_trainer(context.log))
+                stack.enter_context(taking_from_trainer(context.job.log))
                 if context.worker.size == 1:
                     stack.enter_context(counting_steps(context))
                 if is_first_of_several:
                     stack.enter_context(
                         noticing_lone_steps(
-                            self.document, lambda: bool(self._opened) or mesh.is_connected
+                            self.document, lambda: self.has_joined or mesh.is_connected
                         )
                     )
                 yield stack
@@ -272,7 +257,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             for reducer in context.reducers:
                 reducer.close()  # before `flush`: others leave the store once rank 0 has left these
             mesh.flush()
-            self._has_collectives |= mesh.is_connected
+            self.has_joined |= mesh.is_connected
         finally:
             for reducer in context.reducers:
                 reducer.close()
@@ -303,42 +288,86 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             peer_lost=isinstance(error, PeerLost | StalenessTimeout),
         )
 
-    def _context(self, trace: Tracer) -> WorkerContext:
+    @contextmanager
+    def _joining(self, trace: Tracer) -> Iterator[WorkerContext]:
+        """Yield the context of a start of the script, whose last values are reported after it."""
         document = self.document
-        return WorkerContext(
-            device=torch.device(document.device),
+        job = StartOfScript(self, trace, self._own_time)
+        context = WorkerContext(
+            device=self.device,
             member=self.membership(),
             connect=self._addresses(self.launcher.exchange_addresses),
-            trace=trace,
-            job=document.job,
+            job=job,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
             unfit_for_ddp=document.unfit_for_ddp,
             threads_given=document.threads_given,
             memory=self._memory,
-            schemes=document.schemes,
-            say=lambda sentence: LOGGER.info("%s", document.named(sentence)),
-            on_saved=self.report_snapshot,
-            observe=lambda built, module: self._observe(built, module, trace),
-            on_open=self._on_open,
-            on_progress=self._on_progress,
-            log=self._logged.log,
         )
+        try:
+            with closing(trace):
+                yield context
+        finally:
+            job.close()
 
-    def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
+
+class StartOfScript(LoopJob):
+    """The job of a script's training loops, in one start: it reports to the launcher.
+
+    Args:
+        own_time: of the iterations; None: it is not reported.
+    """
+
+    def __init__(self, work: ScriptWork, trace: Tracer, own_time: OwnTime | None) -> None:
+        self.name, self.trace = work.document.job, trace
+        self._work, self._launcher, self._own_time = work, work.launcher, own_time
+        self._logged = LoggedValues(work.launcher.send)
+        self._progress = ProgressReporter(
+            work.launcher, lambda _: {"in_memory": work.kept_iteration}
+        )
+        self._statistics: dict[int, Mapping[str, Any]] = {}
+        self._iterations = self._exchanges = 0
+
+    def observe(self, built: Built, module: nn.Module) -> Observed:
         number = len(self._statistics)
         self._statistics[number] = {}
 
         def send(event: str, **fields: Any) -> None:
             self._statistics[number] = fields
-            self.launcher.send(event, **combined_statistics(self._statistics))
+            self._launcher.send(event, **combined_statistics(self._statistics))
 
         return Observation(
-            built, named_layers(module), trace, send, observers=[self.launcher.watchdog]
+            built,
+            named_layers(module),
+            self.trace,
+            send,
+            observers=[self._launcher.heartbeat.watchdog],
         )
 
-    def _on_progress(self, position: LoopPosition) -> None:
-        self.launcher.facts.update(position.to_fields())
+    def schemes(self, names: Sequence[str]) -> Sequence[Scheme]:
+        return self._work.document.schemes(names)
+
+    def say(self, sentence: str) -> None:
+        LOGGER.info("%s", self._work.document.named(sentence))
+
+    def log(self, iteration: int, values: Mapping[str, Value]) -> None:
+        self._logged.log(iteration, values)
+
+    def saved(self, written: WrittenSnapshot) -> None:
+        self._work.report_snapshot(written)
+
+    def opened(self, built: Built) -> None:
+        rank = self._work.document.rank
+        self._launcher.forward_requests(built.exchange, rank)
+        if self._exchanges == 0:  # its iterations are the job's
+            self._launcher.heartbeat.facts["most_lead"] = built.most_lead
+        if rank == 0:
+            self._work.report_plan(built, self._exchanges)
+        self._exchanges += 1
+        self._work.has_joined = True
+
+    def progressed(self, position: LoopPosition) -> None:
+        self._launcher.heartbeat.facts.update(position.to_fields())
         self._progress(position.steps)
         self._logged.send_copied()
         if position.iterations != self._iterations:
@@ -346,10 +375,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             if self._own_time is not None:
                 self._own_time.end()
 
-    def _on_open(self, built: Built) -> None:
-        self.launcher.forward_requests(built.exchange, self.document.rank)
-        if self._opened == 0:  # its iterations are the job's
-            self.launcher.facts["most_lead"] = built.most_lead
-        if self.document.rank == 0:
-            self.report_plan(built, self._opened)
-        self._opened += 1
+    def close(self) -> None:
+        """Report the last values and the last iteration."""
+        self._logged.close()
+        self._progress.report()

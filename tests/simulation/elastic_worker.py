@@ -23,7 +23,7 @@ from poseidon.caffe.proto.definition import SolverDefinition
 from poseidon.caffe.solver import checkpoint, trainer, worker
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.worker import SolverWork
-from poseidon.engine import launcher_connection, memory, observation, work
+from poseidon.engine import heartbeat, launcher_connection, memory, observation, requests, work
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.own_time import OwnTime
@@ -124,8 +124,9 @@ class ElasticWorker:
         primitives, process = self._course.primitives, self._process
         primitives.time.sleep(1.0 + self._random.random())  # its imports
         inlet: Any = _Inlet(process, primitives)
-        launcher = _Launcher(inlet, _Outlet(self), notes=SolverWork.notes)  # type: ignore[arg-type]
-        launcher.watchdog = Watchdog(now=self._course.world.clock)
+        outlet: Any = _Outlet(self)
+        launcher = LauncherConnection(inlet, outlet, notes=SolverWork.notes)
+        launcher.heartbeat = _Heartbeat(launcher.send, Watchdog(now=self._course.world.clock))
         document = read_document(JobDocument, self._first_line)
         self._work = _Work(self, document, launcher)
         status = run_work(self._work)
@@ -180,11 +181,11 @@ class ElasticWorker:
         self._course.holds(self._process, newest.iteration)
 
 
-class _Launcher(LauncherConnection):
+class _Heartbeat(heartbeat.Heartbeat):
     """The real one, on a host that is idle."""
 
     def of_host(self) -> dict[str, object]:
-        """See `LauncherConnection`."""
+        """See `Heartbeat`."""
         return {"sending_s": 0.0, "host_busy": 0.0}
 
 
@@ -215,8 +216,8 @@ class _Work(SolverWork):
     def own_time(self) -> OwnTime:
         """See `TrainingWork`."""
         launcher, clock = self.launcher, self._worker._course.world.clock
-        waited_s: Callable[[], float] = lambda: launcher.watchdog.read().waited_s  # noqa: E731
-        return OwnTime(launcher.send, waited_s, launcher.device, now_s=clock)
+        waited_s: Callable[[], float] = lambda: launcher.heartbeat.watchdog.read().waited_s  # noqa: E731
+        return OwnTime(launcher.send, waited_s, self.device, now_s=clock)
 
     def report_plan(self, built: Built, number: int = 0) -> None:
         """Do nothing: see `TrainingWork`."""
@@ -282,6 +283,9 @@ def installed(course: Course) -> Iterator[None]:
     places: Sequence[tuple[Any, str, object]] = (
         *stand_ins(primitives, wire_of),
         (launcher_connection, "threading", primitives.threading),
+        (heartbeat, "threading", primitives.threading),
+        (requests, "threading", primitives.threading),
+        (requests, "queue", primitives.queue),
         (launcher_connection, "queue", primitives.queue),
         (launcher_connection, "time", primitives.time),
         (observation, "threading", primitives.threading),

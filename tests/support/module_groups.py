@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.session import LoopPosition
-from poseidon.engine.worker_context import WorkerContext
+from poseidon.engine.snapshots.files import WrittenSnapshot
+from poseidon.engine.worker_context import LoopJob, WorkerContext
+from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -32,6 +35,28 @@ from tests.support.threads import failures_on_threads
 
 How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]]
 Body = Callable[[nn.Module, Group], None]
+
+
+class RecordingJob(LoopJob):
+    """A job that keeps what its loops tell it."""
+
+    def __init__(self) -> None:
+        self.positions: list[LoopPosition] = []
+        self.exchanges: list[Exchange] = []
+        self.written: list[WrittenSnapshot] = []
+        self.said: list[str] = []
+
+    def progressed(self, position: LoopPosition) -> None:
+        self.positions.append(position)
+
+    def opened(self, built: Built) -> None:
+        self.exchanges.append(built.exchange)
+
+    def saved(self, written: WrittenSnapshot) -> None:
+        self.written.append(written)
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
 
 
 def worker_contexts(
@@ -122,10 +147,9 @@ def failures_of(
             member = member or Membership(network=Network(timeout_s=TIMEOUT_S))
             connect = stack.enter_context(job_addresses(member.options.kind, workers, shards))
             places = worker_contexts(workers, connect, member, shards=shards)
-        return failures_on_threads(
-            len(places),
-            lambda rank: run(rank, replace(places[rank], on_progress=partial(on_progress, rank))),
-        )
+        for rank, place in enumerate(places):
+            place.job.progressed = partial(on_progress, rank)  # type: ignore[method-assign]
+        return failures_on_threads(len(places), lambda rank: run(rank, places[rank]))
 
 
 def _how(

@@ -103,7 +103,7 @@ class SolverWork(TrainingWork[JobDocument]):
 
     def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
         super().__init__(document, launcher)
-        self._writer = SnapshotWriter(launcher.watchdog.progress)
+        self._writer = SnapshotWriter(launcher.heartbeat.watchdog.progress)
         self._memory: SolverMemory | None = None
         self._schemes: tuple[Scheme, ...] = ()
         """Of each trained tensor, where a start cannot find it out again."""
@@ -118,7 +118,7 @@ class SolverWork(TrainingWork[JobDocument]):
 
         A worker that pauses keeps its nets and its memory snapshot for the next start.
         """
-        with unwatched(self.launcher.watchdog):
+        with unwatched(self.launcher.heartbeat.watchdog):
             return self._run()
 
     def _run(self) -> Mapping[str, object]:
@@ -173,7 +173,7 @@ class SolverWork(TrainingWork[JobDocument]):
             settings=SnapshotSettings(
                 keep=document.snapshot_keep,
                 on_written=self.report_snapshot,
-                on_wait=self.launcher.watchdog.progress,
+                on_wait=self.launcher.heartbeat.watchdog.progress,
                 stop_at_nan=document.stop_at_nan,
                 spare=Path(document.output),
             ),
@@ -187,7 +187,7 @@ class SolverWork(TrainingWork[JobDocument]):
         start = max(document.rewind, 0) if state is None else state["iteration"]
         trace = self.open_trace()
         self.launcher.send("ready")
-        watchdog = self.launcher.watchdog
+        watchdog = self.launcher.heartbeat.watchdog
         watchdog.start()
         with watchdog.waiting():
             built = build_exchange(
@@ -206,7 +206,7 @@ class SolverWork(TrainingWork[JobDocument]):
             document.member.options.kind is ExchangeKind.HYBRID and built.store is not None
         ):
             self._schemes = tuple(choice.scheme for choice in built.plan.choices)
-        self.launcher.facts["most_lead"] = built.most_lead
+        self.launcher.heartbeat.facts["most_lead"] = built.most_lead
         layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(built, layers, trace, self.launcher.send, observers=[watchdog])
         self._watch(replica)
@@ -248,7 +248,7 @@ class SolverWork(TrainingWork[JobDocument]):
         )
 
     def _watch(self, replica: Replica) -> None:
-        watchdog = self.launcher.watchdog
+        watchdog = self.launcher.heartbeat.watchdog
         for nets in replica.nets:
             for net in nets.all():
                 net.register_forward_pre_hook(lambda *_: watchdog.progress())
@@ -352,7 +352,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 replica,
                 index,
                 built.exchange,
-                stop_wanted=self.launcher.stopping.is_set,
+                stop_wanted=self.launcher.requests.stopping.is_set,
                 on_batch=lambda done, count: progress(
                     trainer.iteration, tested=done, to_test=count
                 ),

@@ -189,7 +189,7 @@ class ExtractionWork(Work[Extraction]):
         self.launcher.send("progress", iteration=done, max_iter=total, images=images)
         while True:
             try:
-                do = self.launcher.commands.get_nowait().get("do")
+                do = self.launcher.requests.commands.get_nowait().get("do")
             except queue.Empty:
                 return
             if do in ("stop", "gone"):

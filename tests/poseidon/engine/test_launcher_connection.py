@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 
@@ -95,7 +93,7 @@ def test_an_address_is_reported_and_a_stop_meanwhile_waits() -> None:
             "round": 0,
             "among": "job",
         }
-        assert launcher.commands.get() == {"do": "stop"}
+        assert launcher.requests.commands.get() == {"do": "stop"}
     finally:
         launcher.close()
 
@@ -145,10 +143,12 @@ def test_a_worker_that_goes_on_gets_the_addresses_of_the_next_start() -> None:
         {"do": "connect", "addresses": ["tcp://second:0"]},
     )
     launcher.start()
-    launcher.facts.update(LoopPosition(steps=10).to_fields())
+    launcher.heartbeat.facts.update(LoopPosition(steps=10).to_fields())
     try:
         assert launcher.pause(12, "worker 0 was lost") == {"rank": 1}
-        assert launcher.facts == {}, "a heartbeat of the next start has the position of this one"
+        assert launcher.heartbeat.facts == {}, (
+            "a heartbeat of the next start has the position of this one"
+        )
         assert not launcher.is_asked_to_pause
         assert launcher.gone.wait(60)
         assert launcher.exchange_addresses() == ["tcp://second:0"]
@@ -202,99 +202,24 @@ def test_a_failure_while_requests_are_forwarded_reaches_the_launcher() -> None:
         raise RuntimeError(f"no {kind.name}")
 
     exchange.control.request = fail  # type: ignore[method-assign]
-    launcher.commands.put({"do": "stop"})
+    launcher.requests.commands.put({"do": "stop"})
     launcher.forward_requests(exchange, 0)
     assert until(outlet) == ["the thread poseidon-requests failed: RuntimeError: no STOP"]
 
 
-def test_a_stop_goes_to_the_first_exchange_that_is_open_and_to_one_that_comes_later() -> None:
-    launcher, outlet = connection()
-    exchanges = [AloneExchange([], ExchangeSettings()) for _ in range(3)]
-    asked: list[tuple[int, SignalKind]] = []
-    for number, exchange in enumerate(exchanges):
-        exchange.control.request = partial(  # type: ignore[method-assign]
-            lambda number, kind: asked.append((number, kind)), number
-        )
-    exchanges[0].close()
-    launcher.forward_requests(exchanges[0], 0)
-    launcher.forward_requests(exchanges[1], 0)
-    launcher.commands.put({"do": "stop"})
-    assert launcher.stopping.wait(60)
-    deadline_s = time.monotonic() + 60
-    while not asked and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert asked == [(1, SignalKind.STOP)]
-    exchanges[1].close()
-    launcher.forward_requests(exchanges[2], 0)
-    assert asked[1:] == [(2, SignalKind.STOP)]
-    exchanges[2].control.request = None  # type: ignore[assignment, method-assign]
-    launcher.commands.put({"do": "stop"})  # ends the thread
-    assert until(outlet)
-
-
-def test_a_request_that_comes_before_the_exchange_of_the_next_start_waits_for_it() -> None:
-    launcher, _ = connection()
-    asked: queue.Queue[tuple[int, SignalKind]] = queue.Queue()
-    exchanges = [AloneExchange([], ExchangeSettings()) for _ in range(2)]
-    for number, exchange in enumerate(exchanges):
-        exchange.control.request = partial(  # type: ignore[method-assign]
-            lambda number, kind: asked.put((number, kind)), number
-        )
-    launcher.forward_requests(exchanges[0], 1)
-    exchanges[0].close()
-    launcher._take({"do": "go_on", "document": {}})
-    launcher._take({"do": "regroup"})
-    assert launcher.commands.empty()
-    launcher.forward_requests(exchanges[1], 0)
-    assert asked.get(timeout=30) == (1, SignalKind.REGROUP)
-    launcher.commands.put({"do": "gone"})  # ends the thread
-
-
 def test_a_failure_of_the_heartbeat_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.engine.launcher_connection.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("poseidon.engine.heartbeat.HEARTBEAT_S", 0.0)
     launcher, outlet = connection()
 
     def fail() -> None:
         raise RuntimeError("no reading")
 
-    monkeypatch.setattr(launcher.watchdog, "read", fail)
+    monkeypatch.setattr(launcher.heartbeat.watchdog, "read", fail)
     launcher.start()
     try:
         assert until(outlet) == ["the thread poseidon-alive failed: RuntimeError: no reading"]
     finally:
         launcher.close()
-
-
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {},
-        {
-            "most_lead": 2,
-            **LoopPosition(iterations=6, collections=2, collection="mean").to_fields(),
-        },
-    ],
-)
-def test_a_heartbeat_has_the_facts_of_the_work(
-    facts: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("poseidon.engine.launcher_connection.HEARTBEAT_S", 0.0)
-    launcher, outlet = connection()
-    launcher.facts.update(facts)
-    written: list[str] = []
-
-    def write(text: str) -> int:
-        written.append(text)
-        launcher.close()
-        return len(text)
-
-    monkeypatch.setattr(outlet, "write", write)
-    launcher._send_heartbeats()
-    event = json.loads(written[0])
-    assert event.pop("read_s") >= 0.0
-    assert event.pop("sending_s") == {}
-    assert 0.0 <= event.pop("host_busy") <= 1.0
-    assert event == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, **facts}
 
 
 @pytest.mark.parametrize("commands", [(), ({"do": "stop"},)])

@@ -17,7 +17,7 @@ from torch import nn
 from poseidon.cluster import events
 from poseidon.cluster.supervision.state import LoopPositions
 from poseidon.engine.session import LoopPosition
-from poseidon.engine.worker_context import WorkerContext
+from poseidon.engine.worker_context import LoopJob, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
@@ -29,7 +29,7 @@ from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server import PeerLost, ServerError
 from ps_server.errors import Interrupted
 from tests.support.cluster import TIMEOUT_S
-from tests.support.module_groups import OPTIMIZERS, How, failures_of, member
+from tests.support.module_groups import OPTIMIZERS, How, RecordingJob, failures_of, member
 
 RULE, OPTIMIZER = SGD(lr=0.1), OPTIMIZERS["torch sgd"]
 SERVER = member(ExchangeKind.SERVER)
@@ -231,10 +231,11 @@ def test_an_exception_of_one_worker_while_another_waits_for_it_elsewhere(
     waits = LoopPosition(collections=1, collection="torch.distributed.barrier")
     assert positions.move(0, reported(waits)) is None
 
-    def note(position: LoopPosition) -> None:
-        sentences.append(positions.move(1, reported(position)))
+    class NotingJob(LoopJob):
+        def progressed(self, position: LoopPosition) -> None:
+            sentences.append(positions.move(1, reported(position)))
 
-    module, context = nn.Linear(3, 2), WorkerContext(on_progress=note)
+    module, context = nn.Linear(3, 2), WorkerContext(job=NotingJob())
     with (
         pytest.raises(type(error)) as raised,
         join(module, OPTIMIZER(module), DistributeOptions(), context),
@@ -253,8 +254,8 @@ def test_an_exception_of_one_worker_while_another_waits_for_it_elsewhere(
 def test_what_the_exchange_has_raised_is_not_reported_again(
     error: ServerError, is_caught: bool
 ) -> None:
-    reports: list[LoopPosition] = []
-    module, context = nn.Linear(3, 2), WorkerContext(on_progress=reports.append)
+    job = RecordingJob()
+    module, context = nn.Linear(3, 2), WorkerContext(job=job)
     with (
         pytest.raises((type(error), ValueError)),
         join(module, OPTIMIZER(module), DistributeOptions(), context),
@@ -264,7 +265,7 @@ def test_what_the_exchange_has_raised_is_not_reported_again(
         finally:
             if is_caught:
                 raise ValueError("the loop has failed")
-    assert [report.raised for report in reports] == [""] * len(reports)
+    assert {position.raised for position in job.positions} == {""}
 
 
 @pytest.mark.parametrize(

@@ -9,37 +9,32 @@ import pytest
 
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import WorkerContext
-from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS
 from ps_server.network import Network
+from tests.support.module_groups import RecordingJob
 
 
 def test_a_later_loop_has_no_recorded_plan_and_a_rendezvous_of_its_own() -> None:
     options = replace(DEFAULT_OPTIONS, kind=ExchangeKind.AUTO)
-    job = WorkerContext(
-        member=Membership(local_address="/tmp/place", options=options),
-        schemes=lambda names: [Scheme.FACTORS] * len(names),
-    )
+    job = WorkerContext(member=Membership(local_address="/tmp/place", options=options))
     first, second = job.of_next_loop(), job.of_next_loop()
-    assert (first.number, first.member, list(first.schemes(["w"]))) == (
-        0,
-        job.member,
-        [Scheme.FACTORS],
-    )
+    assert (first.number, first.member) == (0, job.member)
     assert second.number == 1
     assert second.member.options.kind is ExchangeKind.HYBRID
     assert second.member.local_address == "/tmp/place-1"
-    assert not second.schemes(["w"])
 
 
 def test_the_job_sees_the_loops_together() -> None:
-    seen: list[LoopPosition] = []
-    job = WorkerContext(on_progress=seen.append)
-    first, second = job.of_next_loop(), job.of_next_loop()
-    first.on_progress(LoopPosition(steps=3, iterations=4, collections=1))
-    second.on_progress(LoopPosition(steps=5, iterations=5, collections=2, collection="mean"))
-    assert seen[-1] == LoopPosition(steps=3, iterations=9, collections=3, collection="mean", loop=1)
+    job = RecordingJob()
+    context = WorkerContext(job=job)
+    first, second = context.of_next_loop(), context.of_next_loop()
+    first.report(LoopPosition(steps=3, iterations=4, collections=1))
+    second.report(LoopPosition(steps=5, iterations=5, collections=2, collection="mean"))
+    assert job.positions[-1] == LoopPosition(
+        steps=3, iterations=9, collections=3, collection="mean", loop=1
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError("odd batch"), SystemExit(0)])

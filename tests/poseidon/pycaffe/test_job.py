@@ -20,6 +20,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.pycaffe.solver import Solver
 from ps_server import SignalKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.support.module_groups import RecordingJob
 
 NET = """
 layer { name: "x" type: "DummyData" top: "x" top: "l" dummy_data_param {
@@ -49,10 +50,13 @@ def _in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Job:
     """A job of one worker with three virtual ones, and the exchange that it has opened last."""
 
-    exchange: Exchange
-
     def __init__(self) -> None:
+        self._told = RecordingJob()
         self.memory = ScriptMemory(holds=True, rewind=-1, every=3, newest=None)
+
+    @property
+    def exchange(self) -> Exchange:
+        return self._told.exchanges[-1]
 
     @contextmanager
     def start(self, **options: int) -> Iterator[tuple[Solver, caffe.Gloo]]:
@@ -63,7 +67,7 @@ class Job:
             member=Membership(
                 virtual_workers=VirtualWorkers((0, 3)), options=ExchangeOptions(**options)
             ),
-            on_open=lambda built: setattr(self, "exchange", built.exchange),
+            job=self._told,
         )
         with running_in(context):
             solver = caffe.get_solver("solver.prototxt")

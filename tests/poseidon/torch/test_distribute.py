@@ -42,6 +42,7 @@ from tests.support.module_groups import (
     STEPS,
     How,
     Normed,
+    RecordingJob,
     a_step,
     assert_same,
     batches,
@@ -364,11 +365,9 @@ def test_a_call_after_the_group_was_closed_is_refused(how: How, call: str) -> No
 
 
 def test_a_worker_reports_that_it_waits_for_others_to_join() -> None:
-    reported: list[LoopPosition] = []
-    with join(
-        Normed(), SGD(lr=0.1), DistributeOptions(), WorkerContext(on_progress=reported.append)
-    ):
-        assert reported == [LoopPosition(collection="distribute"), LoopPosition()]
+    job = RecordingJob()
+    with join(Normed(), SGD(lr=0.1), DistributeOptions(), WorkerContext(job=job)):
+        assert job.positions == [LoopPosition(collection="distribute"), LoopPosition()]
 
 
 def test_a_script_that_a_scheduler_starts_several_times_is_no_job(

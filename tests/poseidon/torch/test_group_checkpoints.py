@@ -29,7 +29,7 @@ from poseidon.torch.update_rules import SGD, Adam
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
-from tests.support.module_groups import How, together
+from tests.support.module_groups import How, RecordingJob, together
 
 RECORDS, BATCH = 20, 4
 ADAM = Adam(lr=lambda step: 0.05 / (1 + step), eps=1e-3)
@@ -453,15 +453,13 @@ def test_a_group_saves_and_resumes_by_prefix(tmp_path: Path) -> None:
 
 
 def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: Path) -> None:
-    saved = []
-    module = build(0)
-    group = join(
-        module, MOMENTUM, DistributeOptions(), WorkerContext(folder=tmp_path, on_saved=saved.append)
-    )
+    module, job = build(0), RecordingJob()
+    context = WorkerContext(folder=tmp_path, job=job)
+    group = join(module, MOMENTUM, DistributeOptions(), context)
     steps(module, group, 2)
     path = group.save()
     assert path == tmp_path / "checkpoint_iter_2.pt"
-    assert [(written.state, written.iteration) for written in saved] == [(path, 2)]
+    assert [(written.state, written.iteration) for written in job.written] == [(path, 2)]
     again = build(0)
     group = join(again, MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=path))
     with pytest.raises(UsageError, match=r"continues from .*checkpoint_iter_2.pt"):
@@ -558,18 +556,18 @@ def test_a_state_without_one_of_its_parts_is_refused(how: How) -> None:
 
 
 def test_a_run_that_computes_differently_says_so(tmp_path: Path) -> None:
-    said: list[str] = []
-    context = WorkerContext(folder=tmp_path, say=said.append)
+    job = RecordingJob()
+    context = WorkerContext(folder=tmp_path, job=job)
     path = join(build(0), MOMENTUM, DistributeOptions(), context).save()
-    again = WorkerContext(checkpoint=path, say=said.append)
+    again = WorkerContext(checkpoint=path, job=job)
     assert join(build(0), MOMENTUM, DistributeOptions(), again).resume()
-    assert not any("computed" in sentence for sentence in said)
+    assert not any("computed" in sentence for sentence in job.said)
     torch.use_deterministic_algorithms(True)
     try:
         assert join(build(0), MOMENTUM, DistributeOptions(), again).resume()
     finally:
         torch.use_deterministic_algorithms(False)
-    (sentence,) = [sentence for sentence in said if "computed" in sentence]
+    (sentence,) = [sentence for sentence in job.said if "computed" in sentence]
     assert sentence.startswith(f"{path} was computed with ")
     assert ", float32, and this run computes with " in sentence
     assert ", float32, deterministic kernels: it continues correctly" in sentence

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from poseidon.cluster.events import Alive, parse_event
 from poseidon.cluster.supervision.state import LoopPositions
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import running_in
-from poseidon.engine.worker_context import Loops, WorkerContext
+from poseidon.engine.worker_context import LoopJob, Loops, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.building.built import Built
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
@@ -31,7 +28,7 @@ from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD, UpdateRule
 from ps_server import PeerLost, SignalKind
 from tests.support.cluster import job_addresses
-from tests.support.module_groups import BUILDING, failures_of, member
+from tests.support.module_groups import BUILDING, RecordingJob, failures_of, member
 from tests.support.thread_streams import generator, streams_of_threads
 
 STEPS, BATCH = 5, 8
@@ -273,20 +270,20 @@ def what_ends(run: Callable[[int, Gan, list[Group]], object], how: Callable[[Gan
     positions, said = LoopPositions(), list[str]()
 
     def watched(rank: int, contexts: list[WorkerContext]) -> None:
-        loops, gan = contexts[0].loops, build()
+        gan = build()
 
-        def note(number: int, position: LoopPosition) -> None:
-            fields = loops.together(number, position).to_fields()
-            event = parse_event({"event": "alive", **fields})
-            assert isinstance(event, Alive)
-            assert event.position is not None
-            sentence = positions.move(rank, event.position)
-            if sentence is not None:
-                said.append(sentence)
-                raise UsageError(sentence)
+        class NotingJob(LoopJob):
+            def progressed(self, position: LoopPosition) -> None:
+                event = parse_event({"event": "alive", **position.to_fields()})
+                assert isinstance(event, Alive)
+                assert event.position is not None
+                sentence = positions.move(rank, event.position)
+                if sentence is not None:
+                    said.append(sentence)
+                    raise UsageError(sentence)
 
         with ExitStack() as stack:
-            noting = [replace(one, on_progress=partial(note, one.number)) for one in contexts]
+            noting = [replace(one, job=NotingJob()) for one in contexts]
             run(rank, gan, joined(gan, how(gan), noting, stack))
 
     with pytest.raises((UsageError, PeerLost)):
@@ -315,27 +312,22 @@ def test_a_script_that_keeps_other_groups_is_refused(tmp_path: Path) -> None:
 
 
 def test_all_loops_hear_the_requests_of_the_first_and_report_to_one_place() -> None:
-    reported: list[LoopPosition] = []
-    opened: list[Exchange] = []
-
-    def on_open(built: Built) -> None:
-        opened.append(built.exchange)
-
-    context = WorkerContext(on_progress=reported.append, on_open=on_open, folder=Path("none"))
+    job = RecordingJob()
+    context = WorkerContext(job=job, folder=Path("none"))
     gan = build()
     how = optimizers(gan)
     with running_in(context):
         first, second = (
             poseidon.distribute(module, one) for module, one in zip(gan, how, strict=True)
         )
-        opened[0].control.request(SignalKind.STOP)
+        job.exchanges[0].control.request(SignalKind.STOP)
         train_once(gan[1], second)
         assert not second.stopping
         train_once(gan[0], first)
         assert first.stopping
         assert second.stopping
         train_once(gan[1], second)  # only the loop that was asked ends by itself
-        assert reported[-1] == LoopPosition(steps=1, iterations=3, loop=1, loops=(1, 2))
+        assert job.positions[-1] == LoopPosition(steps=1, iterations=3, loop=1, loops=(1, 2))
         with pytest.raises(KeyboardInterrupt):
             train_once(gan[0], first)
     assert first._loop.session.state.name == "CLOSED"

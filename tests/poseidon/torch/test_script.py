@@ -21,6 +21,7 @@ import pytest
 import poseidon
 from poseidon.engine.debugger import NO_DEBUGGER, refuse_breakpoints
 from poseidon.engine.document import Prints, ScriptDocument
+from poseidon.engine.heartbeat import Heartbeat
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.observation import combined_statistics
 from poseidon.engine.process import run_work
@@ -491,8 +492,9 @@ def test_the_heartbeat_has_the_waits_of_a_script(
     class Recording(RecordingConnection):
         def __init__(self) -> None:
             super().__init__()
-            self.watchdog = Watchdog(now=lambda: float(next(seconds)))
-            readings.append(self.watchdog)
+            watchdog = Watchdog(now=lambda: float(next(seconds)))
+            self.heartbeat = Heartbeat(self.send, watchdog)
+            readings.append(watchdog)
 
     monkeypatch.setattr(sys.modules[__name__], "RecordingConnection", Recording)
     code, _ = run(tmp_path, STEPS.replace("RULE", rule), monkeypatch)

@@ -227,7 +227,8 @@ def test_a_flag_holds_where_a_library_makes_the_module_or_is_refused(
         document = job.document(job.plan.workers[0], start)
         received = read_document(ScriptDocument, document.to_json())
         work = ScriptWork(received, mock.MagicMock())
-        reduce_by_exchange(mock.MagicMock(), work._context(NO_TRACE))
+        with work._joining(NO_TRACE) as context:
+            reduce_by_exchange(mock.MagicMock(), context)
 
 
 def test_the_page_names_what_is_refused_under_ddp() -> None:

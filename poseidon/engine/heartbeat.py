@@ -1,0 +1,63 @@
+"""The heartbeat of a worker: what it tells its launcher every two seconds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from poseidon.engine.gpu import gpu_reading
+from poseidon.engine.own_time import WAITED
+from poseidon.exchange.observe.watchdog import Watchdog
+from ps_server.link_load import sending_s
+
+HEARTBEAT_S = 2.0
+
+
+class Heartbeat:
+    """Sends the `alive` event.
+
+    Args:
+        send: an event with fields to the launcher.
+
+    Attributes:
+        facts: of the work: `most_lead` once the exchange is built, and how far a script's loop has
+            come.
+        watchdog: watches the training loop.
+        device: where this worker computes.
+    """
+
+    def __init__(self, send: Callable[..., None], watchdog: Watchdog | None = None) -> None:
+        self._send = send
+        self._closed = threading.Event()
+        self.facts: dict[str, object] = {}
+        self.watchdog = watchdog or Watchdog()
+        self.device = torch.device("cpu")
+
+    def run(self, is_wanted: Callable[[], bool]) -> None:
+        """Send one every two seconds while it is wanted, until `close`."""
+        while not self._closed.wait(HEARTBEAT_S):
+            if is_wanted():
+                self.beat()
+
+    def beat(self) -> None:
+        """Send one."""
+        reading = self.watchdog.read()
+        self._send(
+            "alive",
+            still_s=round(reading.still_s, 1),
+            waited_s=round(reading.waited_s, 3),
+            read_s=round(WAITED.waited_s, 3),
+            **self.of_host(),
+            **({"gpu": gpu} if (gpu := gpu_reading(self.device)) else {}),
+            **self.facts,
+        )
+
+    def of_host(self) -> dict[str, object]:
+        """Return what it says of the host."""
+        return {"sending_s": sending_s(), "host_busy": psutil.cpu_percent() / 100}
+
+    def close(self) -> None:
+        self._closed.set()
