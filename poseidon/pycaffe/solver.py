@@ -16,20 +16,20 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from poseidon.base.paths import PLACEHOLDERS
 from poseidon.caffe.net.params import derive_seed
 from poseidon.caffe.proto.caffe_pb2 import SolverParameter
-from poseidon.caffe.proto.definition import SolverDefinition, TestNet, read_solver
+from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition, read_solver
 from poseidon.caffe.snapshot.caffemodel import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.caffe.solver.averages import SmoothedLoss, accumulate, named_values
 from poseidon.caffe.solver.detection import Classes, DetectionTally
 from poseidon.caffe.solver.replica import draws_from_process
-from poseidon.caffe.solver.settings import current_step, oddities, solver_settings
+from poseidon.caffe.solver.settings import SolverSettings, current_step, oddities, solver_settings
 from poseidon.caffe.tools.preflight import weight_files
 from poseidon.engine.random_streams import seed_generators
 from poseidon.engine.snapshots.files import check, make_folder, seal
@@ -49,13 +49,126 @@ from poseidon.pycaffe.mode import (
 )
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.net_base import NetVec
-from poseidon.pycaffe.update import ReplicaContributions, Updater, load_weights, total_alone
+from poseidon.pycaffe.update import Array, ReplicaContributions, Updater, load_weights, total_alone
 from ps_server import RuleKind
-from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Callback = Callable[[], Any]
 LOGGER = logging.getLogger("poseidon.solver")
 LOG = GlogSink(LOGGER)
+
+
+class SolverJob(Protocol):
+    """The job of a solver.
+
+    Attributes:
+        is_brought: whether the solver's state belongs to a job that continues, and no iteration has
+            begun since.
+    """
+
+    is_brought: bool
+
+    def between(self) -> None:
+        """Do what belongs between two iterations."""
+
+
+class ProcessSeeds:
+    """Seeds the generators of the process as `poseidon train` does, if the user has set virtual
+    workers and has layers that may draw from them.
+
+    Args:
+        job: the seed of the job.
+        train: the train net.
+    """
+
+    def __init__(self, job: int, train: NetDefinition) -> None:
+        self.job = job
+        self._draws = seeds_virtual_workers() and draws_from_process(train)
+
+    def put(self, *path: int | str) -> None:
+        """Seed them for what has this path."""
+        if self._draws:
+            seed_generators(derive_seed(self.job, *path), MODE.device)
+
+
+class SolverLog:
+    """What a solver logs of its iterations: the mean of the last losses, and the time."""
+
+    def __init__(self, settings: SolverSettings) -> None:
+        self._average_loss = settings.average_loss
+        self._began_s = time.monotonic()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the losses."""
+        self._smoothed = SmoothedLoss(self._average_loss)
+
+    def add(self, loss: float) -> None:
+        """Add the loss of an iteration."""
+        self._smoothed.add(torch.tensor(loss))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the solver was made."""
+        return time.monotonic() - self._began_s
+
+    def record(self, solver: Solver) -> TrainRecord:
+        """Return the record of the present iteration, with the mean outputs of the train nets."""
+        sums: dict[str, torch.Tensor] = {}
+        for net in solver.nets:
+            accumulate(sums, _outputs(net))
+        means = {name: total / len(solver.nets) for name, total in sums.items()}
+        return TrainRecord(
+            iteration=solver.iter,
+            loss=self._smoothed.value,
+            elapsed_s=self.elapsed_s,
+            outputs=named_values(means, solver.net.blob_loss_weights),
+            rate=solver.lr,
+        )
+
+
+class SolverSnapshots:
+    """The snapshots that a solver writes.
+
+    Attributes:
+        restored: the state that the solver has continued from.
+    """
+
+    def __init__(self, definition: SolverDefinition) -> None:
+        self._definition = definition
+        self._prefixes = Prefixes(current_context().job.name)
+        self.restored: Path | None = None
+
+    def write(self, net: Net, iteration: int, histories: tuple[tuple[Array, ...], ...]) -> None:
+        """Write a model and a state; see `Solver.snapshot`."""
+        param, prefix = self._definition.param, _prefix(self._definition)
+        hdf5 = param.snapshot_format == SolverParameter.HDF5
+        model, state = (path(prefix, iteration, hdf5=hdf5) for path in (model_path, state_path))
+        make_folder(prefix.parent)
+        ending = state.name.removeprefix(f"{prefix.name}_iter_{iteration}")
+        begun = self._prefixes.take(prefix.absolute(), ending, self.restored)
+        LOG.write(*snapshotting(str(model), str(state)))
+        save = net.save_hdf5 if hdf5 else net.save
+        save(model, param.snapshot_diff)
+        run = RunState(
+            iteration=iteration,
+            model=str(model),
+            histories=histories,
+            current_step=current_step(param, iteration),
+        )
+        write_state(state, run)
+        seal(state, model, run=begun.run)
+
+
+def _prefix(definition: SolverDefinition) -> Path:
+    """Return the prefix of snapshots, relative to the current folder as in Caffe;
+    by default the name of the solver file.
+    """
+    prefix_text = definition.param.snapshot_prefix
+    if not prefix_text or Path(prefix_text).parts[0] in PLACEHOLDERS:
+        return definition.snapshot_prefix()
+    prefix = Path(prefix_text).absolute()
+    is_folder = prefix.is_dir() or prefix_text.endswith("/")
+    return prefix / Path(definition.source).stem if is_folder else prefix
 
 
 class Solver:
@@ -86,39 +199,31 @@ class Solver:
         self._settings = solver_settings(definition)
         for oddity in oddities(definition, endless=True):
             LOGGER.warning("%s", oddity)
-        self.param: SolverParameter = definition.param
         self.iter = 0
-        self._tests: tuple[TestNet, ...] = definition.test_nets()
-        placed, self._process = placed_virtual_workers()
+        placed, process = placed_virtual_workers()
         # layers in Python set rank and count for their virtual worker
-        with acting_as(self._process, placed.processes):
-            self._make_nets(placed)
+        with acting_as(process, placed.processes):
+            self._make_nets(placed.of(process), placed.count)
         self._contributions = ReplicaContributions(
-            [net._built for net in self.nets], placed, self._process
+            [net._built for net in self.nets], placed, process
         )
         self._updater = Updater(self.net._built, self._settings)
-        self._smoothed = SmoothedLoss(self._settings.average_loss)
+        self._log = SolverLog(self._settings)
         self._callbacks: list[tuple[Callback, Callback]] = []
-        self._between: Callback | None = None
-        """What a job does between two iterations."""
-        self._is_brought = False
-        """Whether the state belongs to a job that continues, and no iteration has begun since."""
-        self._began_s = time.monotonic()
-        self._prefixes = Prefixes(current_context().job)
-        self._restored: Path | None = None
+        self._job: SolverJob | None = None
+        self._snapshots = SolverSnapshots(definition)
 
-    def _make_nets(self, placed: VirtualWorkers) -> None:
+    def _make_nets(self, numbers: range, count: int) -> None:
+        """Make the nets of the virtual workers with these numbers, of so many of the job."""
         definition, seed = self._definition, self._settings.random_seed
         train = definition.net_definition()
         state = definition.train_state(train)
-        self._seed = next_seed() if seed is None else seed
-        self._draws = seeds_virtual_workers() and draws_from_process(train)
+        self._seeds = ProcessSeeds(next_seed() if seed is None else seed, train)
         self.nets = []
-        for number in placed.of(self._process):
-            self._seed_process("setup", number)
-            context = context_of(state.phase, self._seed, rank=number, workers=placed.count)
+        for number in numbers:
+            self._seeds.put("setup", number)
+            context = context_of(state.phase, self._seeds.job, rank=number, workers=count)
             self.nets.append(Net.from_definition(train, state, context))
-        self.net = self.nets[0]
         self.test_nets: list[Net] = NetVec(
             Net.from_definition(
                 test.definition,
@@ -128,7 +233,7 @@ class Solver:
                     test.state.phase, next_seed() if seed is None else seed, rank=0, workers=1
                 ),
             )
-            for test in self._tests
+            for test in definition.test_nets()
         )
         for net in (*self.nets[1:], *self.test_nets):
             net.share_with(self.net)
@@ -136,12 +241,13 @@ class Solver:
             for net in (self.net, *self.test_nets):
                 net.copy_from(model)
 
-    def _seed_process(self, *path: int | str) -> None:
-        """Seed the generators of the process as `poseidon train` does, if the user has set virtual
-        workers and has layers that may draw from them.
-        """
-        if self._draws:
-            seed_generators(derive_seed(self._seed, *path), MODE.device)
+    @property
+    def param(self) -> SolverParameter:
+        return self._definition.param
+
+    @property
+    def net(self) -> Net:
+        return self.nets[0]
 
     @property
     def type(self) -> str:
@@ -161,7 +267,7 @@ class Solver:
         """
         if iterations < 0:
             raise UsageError(f"step({iterations}): expected 0 or more iterations")
-        self._smoothed = SmoothedLoss(self._settings.average_loss)
+        self._log.restart()
         for _ in range(iterations):
             self._iterate()
 
@@ -184,8 +290,8 @@ class Solver:
         ):
             self._snapshot_of_all()
         if settings.display and self.iter % settings.display == 0:
-            self._smoothed.add(torch.tensor(self._last_loss()))
-            LOG.write(*last(self._record()))
+            self._log.add(self._last_loss())
+            LOG.write(*last(self._log.record(self)))
         if self._test_is_due(first=True):
             self.test_all()
         LOG.write(done())
@@ -224,26 +330,7 @@ class Solver:
             SnapshotError: a file cannot be written, or another job that runs writes with this
                 prefix.
         """
-        hdf5 = self.param.snapshot_format == SolverParameter.HDF5
-        prefix = _prefix(self._definition)
-        model, state = (
-            model_path(prefix, self.iter, hdf5=hdf5),
-            state_path(prefix, self.iter, hdf5=hdf5),
-        )
-        make_folder(prefix.parent)
-        ending = state.name.removeprefix(f"{prefix.name}_iter_{self.iter}")
-        begun = self._prefixes.take(prefix.absolute(), ending, self._restored)
-        LOG.write(*snapshotting(str(model), str(state)))
-        save = self.net.save_hdf5 if hdf5 else self.net.save
-        save(model, self.param.snapshot_diff)
-        run = RunState(
-            iteration=self.iter,
-            model=str(model),
-            histories=self._updater.histories(),
-            current_step=current_step(self.param, self.iter),
-        )
-        write_state(state, run)
-        seal(state, model, run=begun.run)
+        self._snapshots.write(self.net, self.iter, self._updater.histories())
 
     def restore(self, state_file: str | os.PathLike[str]) -> None:
         """Restore weights, history and iteration from a snapshot.
@@ -255,7 +342,7 @@ class Solver:
             SnapshotError: the state or its weights are missing, damaged or of a different net. If
                 it is the state, nothing has changed.
         """
-        if self._is_brought:
+        if self._job is not None and self._job.is_brought:
             log(f"the job continues at iteration {self.iter} from memory, not from {state_file}")
             return
         path = Path(state_file)
@@ -264,13 +351,12 @@ class Solver:
         load_weights(self.net._built, learned_net(state, path), own=True)
         self._updater.set_histories(state.histories)
         self.iter = state.iteration
-        self._restored = path
+        self._snapshots.restored = path
 
     def _iterate(self) -> None:
         settings = self._settings
-        if self._between is not None:
-            self._between()
-        self._is_brought = False
+        if self._job is not None:
+            self._job.between()
         for net in self.nets:
             net.clear_param_diffs()
         if self._test_is_due(first=settings.test_initialization):
@@ -278,14 +364,14 @@ class Solver:
         for on_start, _ in self._callbacks:
             on_start()
         self._contributions.begin()
-        numbers = self._contributions.placed.of(self._process)
+        numbers = self._contributions.own
         losses = [
             self._forward_backward(net, number)
             for net, number in zip(self.nets, numbers, strict=True)
         ]
-        self._smoothed.add(torch.tensor(sum(losses) / len(losses)))
+        self._log.add(sum(losses) / len(losses))
         if settings.display and self.iter % settings.display == 0:
-            LOG.on_train(self._record())
+            LOG.on_train(self._log.record(self))
         for _, on_gradients_ready in self._callbacks:
             on_gradients_ready()
         self._average_alone()
@@ -295,7 +381,7 @@ class Solver:
 
     def _forward_backward(self, net: Net, number: int) -> float:
         """Run the passes of a virtual worker; return its mean loss."""
-        self._seed_process("train", number, self.iter)
+        self._seeds.put("train", number, self.iter)
         end = len(net.layers) - 1
         loss = 0.0
         for _ in range(self._settings.iter_size):
@@ -318,25 +404,25 @@ class Solver:
     def _last_loss(self) -> float:
         """Return the mean loss of one more forward pass, which Caffe's last line counts."""
         self._contributions.begin()
-        numbers = self._contributions.placed.of(self._process)
+        numbers = self._contributions.own
         losses = []
         for net, number in zip(self.nets, numbers, strict=True):
-            self._seed_process("last", number)
+            self._seeds.put("last", number)
             losses.append(net._forward(0, len(net.layers) - 1))
         return sum(losses) / len(losses)
 
     def _snapshot_of_all(self) -> None:
         """Write a snapshot if this is the process of rank 0."""
-        if self._process == 0:
+        if self._contributions.process == 0:
             self.snapshot()
 
     def _test_is_due(self, *, first: bool) -> bool:
         interval = self._settings.test_interval
         due = bool(interval) and bool(self.test_nets) and self.iter % interval == 0
-        return due and (self.iter > 0 or first) and self._process == 0
+        return due and (self.iter > 0 or first) and self._contributions.process == 0
 
     def _test(self, index: int) -> None:
-        net, iterations = self.test_nets[index], self._tests[index].iterations
+        net, iterations = self.test_nets[index], self.param.test_iter[index]
         net.share_with(self.net)
         LOG.begin_test(self.iter, index)
         sums: dict[str, torch.Tensor] = {}
@@ -358,40 +444,12 @@ class Solver:
             TestRecord(
                 iteration=self.iter,
                 net=index,
-                elapsed_s=self._elapsed_s(),
+                elapsed_s=self._log.elapsed_s,
                 outputs=outputs,
                 loss=loss / iterations if self.param.test_compute_loss else None,
                 classes=classes if self._settings.show_per_class_result else (),
             )
         )
-
-    def _record(self) -> TrainRecord:
-        sums: dict[str, torch.Tensor] = {}
-        for net in self.nets:
-            accumulate(sums, _outputs(net))
-        means = {name: total / len(self.nets) for name, total in sums.items()}
-        return TrainRecord(
-            iteration=self.iter,
-            loss=self._smoothed.value,
-            elapsed_s=self._elapsed_s(),
-            outputs=named_values(means, self.net.blob_loss_weights),
-            rate=self.lr,
-        )
-
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-
-def _prefix(definition: SolverDefinition) -> Path:
-    """Return the prefix of snapshots, relative to the current folder as in Caffe;
-    by default the name of the solver file.
-    """
-    prefix_text = definition.param.snapshot_prefix
-    if not prefix_text or Path(prefix_text).parts[0] in PLACEHOLDERS:
-        return definition.snapshot_prefix()
-    prefix = Path(prefix_text).absolute()
-    is_folder = prefix.is_dir() or prefix_text.endswith("/")
-    return prefix / Path(definition.source).stem if is_folder else prefix
 
 
 def _outputs(net: Net) -> dict[str, torch.Tensor]:

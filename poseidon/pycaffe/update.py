@@ -228,6 +228,11 @@ class ReplicaContributions:
         self._diffs = [[b for info, b in of if info.parameter.requires_grad] for of in learned]
         self._statistics = [[b for info, b in of if info.statistics] for of in learned]
 
+    @property
+    def own(self) -> range:
+        """The virtual workers of this process."""
+        return self.placed.of(self.process)
+
     def begin(self) -> None:
         """Begin an iteration, with the common statistics."""
         self.averaged = False
@@ -239,7 +244,7 @@ class ReplicaContributions:
     def average(self, total: Total) -> None:
         """Set the diffs and statistics of the first net to the means over all virtual workers."""
         tree: TreeSum[Tensor] = TreeSum(self.placed.count)
-        for position, number in enumerate(self.placed.of(self.process)):
+        for position, number in enumerate(self.own):
             tensors = self.tensors(position)
             flat = torch.cat([tensor.reshape(-1).cpu() for tensor in tensors] or [torch.empty(0)])
             tree.put(Node(number, number + 1), flat)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -20,9 +21,6 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from poseidon.errors import UsageError
-
-_ORDER = ("records", "shuffle", "seed")
-"""What determines an order, besides the epoch."""
 
 
 def _nothing(*_: object) -> None:
@@ -44,6 +42,47 @@ def _number_of_records(dataset: Sized) -> int:
         raise UsageError(
             f"sampler() and loader() need the number of records, but {name} has no len()"
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOrder:
+    """The order of a dataset's records in each epoch, and which of them each virtual worker has.
+
+    Attributes:
+        unfilled, turn: see `SharedSampler`.
+    """
+
+    records: int
+    workers: int
+    shuffle: bool
+    seed: int
+    unfilled: int
+    turn: int
+
+    def of_epoch(self, epoch: int) -> list[int]:
+        """Return the indices of all records in their order."""
+        if not self.shuffle:
+            return list(range(self.records))
+        generator = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + epoch)
+        order: list[int] = torch.randperm(self.records, generator=generator, device="cpu").tolist()
+        return order
+
+    def own_records(self, virtual_worker: int, offset: int) -> int:
+        """Return the number of a virtual worker's own records after the first `offset` of all."""
+        if self.unfilled:
+            return len(range(offset + virtual_worker, self.records, self.workers))
+        count = -(-(self.records - offset) // self.workers)
+        return -(-count // self.turn) * self.turn if self.turn else count
+
+    def places(self, virtual_worker: int, offset: int) -> range:
+        """Return the places in the order of all records that it reads, modulo their number."""
+        count = self.own_records(virtual_worker, offset)
+        if self.unfilled and -(-count // self.unfilled) < -(
+            -self.own_records(0, offset) // self.unfilled
+        ):
+            count += 1  # the batch of a virtual worker that has no record left
+        first = offset + virtual_worker
+        return range(first, first + count * self.workers, self.workers)
 
 
 class SharedSampler(Sampler[int]):
@@ -81,15 +120,18 @@ class SharedSampler(Sampler[int]):
         unfilled: int = 0,
         turn: int = 0,
     ) -> None:
-        self._unfilled = unfilled
-        self._turn = turn
-        self._records = _number_of_records(dataset)
-        if self._records == 0:
+        records = _number_of_records(dataset)
+        if records == 0:
             raise UsageError("the dataset is empty")
         self.own = own
-        self._workers = workers
-        self._shuffle = shuffle
-        self._seed = seed
+        self._order = RecordOrder(
+            records=records,
+            workers=workers,
+            shuffle=shuffle,
+            seed=seed,
+            unfilled=unfilled,
+            turn=turn,
+        )
         self._on_read = on_read
         self._on_return = on_return
         self._within = False  # an epoch has begun, and its loop has not ended
@@ -99,7 +141,6 @@ class SharedSampler(Sampler[int]):
         # of a saved state: its epoch, and position and offset there
         self._return_to: tuple[int, tuple[int, int]] | None = None
         self.epoch = self.begun = 0
-        self._order_of = (shuffle, seed, unfilled, turn)
         try:
             self._dataset: Callable[[], object] = weakref.ref(dataset)
         except TypeError:  # a list
@@ -111,8 +152,8 @@ class SharedSampler(Sampler[int]):
         """Return whether a new sampler continues this one's epochs: it is of the same dataset, in
         orders with the same seed, and a loop has begun.
         """
-        order = (shuffle, seed, unfilled, turn)
-        return self.begun > 0 and self._dataset() is dataset and self._order_of == order
+        order = replace(self._order, shuffle=shuffle, seed=seed, unfilled=unfilled, turn=turn)
+        return self.begun > 0 and self._dataset() is dataset and self._order == order
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of this worker in the next epoch; in a resumed epoch, those not
@@ -147,16 +188,16 @@ class SharedSampler(Sampler[int]):
 
     def draw(self, virtual_worker: int) -> Iterator[int]:
         """Yield a virtual worker's indices in the epoch that has begun."""
-        first, order = self._first, self._order(self.epoch - 1)
+        first, order = self._first, self._order.of_epoch(self.epoch - 1)
         if first:
             self._on_return(virtual_worker)
-        for index in self._indices(virtual_worker, self._offset)[first:]:
-            yield order[index % self._records]
+        for place in self._order.places(virtual_worker, self._offset)[first:]:
+            yield order[place % len(order)]
 
     def _in_turn(self) -> Iterator[int]:
         parts = {virtual_worker: self.draw(virtual_worker) for virtual_worker in self.own}
         read, begun = 0, self.begun
-        while turn := [(v, i) for v in parts for i in islice(parts[v], self._turn or None)]:
+        while turn := [(v, i) for v in parts for i in islice(parts[v], self._order.turn or None)]:
             for virtual_worker, index in turn:
                 self._on_read(virtual_worker)
                 read += 1
@@ -167,11 +208,11 @@ class SharedSampler(Sampler[int]):
 
     def left(self, virtual_worker: int) -> int:
         """Return the number of its records in the epoch that has begun or been resumed."""
-        return len(self._indices(virtual_worker, self._offset)[self._first :])
+        return len(self._order.places(virtual_worker, self._offset)[self._first :])
 
     def records_of(self, virtual_worker: int) -> int:
         """Return the number of its records in an epoch."""
-        return len(self._indices(virtual_worker, 0))
+        return len(self._order.places(virtual_worker, 0))
 
     def __len__(self) -> int:
         return sum(map(self.records_of, self.own))
@@ -205,9 +246,12 @@ class SharedSampler(Sampler[int]):
         epoch, position, offset = self.epoch, 0, 0
         if self._within:
             epoch, position, offset = self.epoch - 1, self._position, self._offset
-        order = (self._records, self._shuffle, self._seed)
-        of_epoch = {"epoch": epoch, "position": position, "offset": offset}
-        return {**of_epoch, **dict(zip(_ORDER, order, strict=True))}
+        return {"epoch": epoch, "position": position, "offset": offset, **self._of_order()}
+
+    def _of_order(self) -> dict[str, Any]:
+        """Return what determines an order, besides the epoch."""
+        order = self._order
+        return {"records": order.records, "shuffle": order.shuffle, "seed": order.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a saved state.
@@ -217,7 +261,7 @@ class SharedSampler(Sampler[int]):
         """
         offset = state.get("offset", 0)
         within = bool(state["position"] or offset)
-        for name, own in zip(_ORDER, (self._records, self._shuffle, self._seed), strict=True):
+        for name, own in self._of_order().items():
             if within and state[name] != own:
                 raise UsageError(
                     f"the checkpoint was made within an epoch of a sampler with {name} "
@@ -231,7 +275,7 @@ class SharedSampler(Sampler[int]):
         """Set the number of a virtual worker's records that were delivered since this epoch was
         begun or resumed.
         """
-        most = max(len(self._indices(v, self._offset)) for v in self.own)
+        most = max(len(self._order.places(v, self._offset)) for v in self.own)
         self._position = min(self._first + records, most)
 
     def leave_out(self, records: int) -> None:
@@ -250,28 +294,6 @@ class SharedSampler(Sampler[int]):
         `first`.
         """
         return [
-            min(batch_size, max(0, self._own_records(v, self._offset) - first))
-            for v in range(self._workers)
+            min(batch_size, max(0, self._order.own_records(v, self._offset) - first))
+            for v in range(self._order.workers)
         ]
-
-    def _own_records(self, virtual_worker: int, offset: int) -> int:
-        if self._unfilled:
-            return len(range(offset + virtual_worker, self._records, self._workers))
-        count = -(-(self._records - offset) // self._workers)
-        return -(-count // self._turn) * self._turn if self._turn else count
-
-    def _indices(self, virtual_worker: int, offset: int) -> range:
-        count = self._own_records(virtual_worker, offset)
-        if self._unfilled and -(-count // self._unfilled) < -(
-            -self._own_records(0, offset) // self._unfilled
-        ):
-            count += 1  # the batch of a virtual worker that has no record left
-        first = offset + virtual_worker
-        return range(first, first + count * self._workers, self._workers)
-
-    def _order(self, epoch: int) -> list[int]:
-        if not self._shuffle:
-            return list(range(self._records))
-        generator = torch.Generator("cpu").manual_seed(self._seed * 1_000_003 + epoch)
-        order: list[int] = torch.randperm(self._records, generator=generator, device="cpu").tolist()
-        return order
