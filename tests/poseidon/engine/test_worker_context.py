@@ -33,7 +33,7 @@ def test_the_job_sees_the_loops_together() -> None:
     first.report(LoopPosition(steps=3, iterations=4, collections=1))
     second.report(LoopPosition(steps=5, iterations=5, collections=2, collection="mean"))
     assert job.positions[-1] == LoopPosition(
-        steps=3, iterations=9, collections=3, collection="mean", loop=1
+        steps=3, iterations=9, collections=3, collection="mean", loop=1, loops=(4, 5)
     )
 
 

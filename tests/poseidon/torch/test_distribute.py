@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
-from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
@@ -367,7 +366,7 @@ def test_a_call_after_the_group_was_closed_is_refused(how: How, call: str) -> No
 def test_a_worker_reports_that_it_waits_for_others_to_join() -> None:
     job = RecordingJob()
     with join(Normed(), SGD(lr=0.1), DistributeOptions(), WorkerContext(job=job)):
-        assert job.positions == [LoopPosition(collection="distribute"), LoopPosition()]
+        assert [one.collection for one in job.positions] == ["distribute", ""]
 
 
 def test_a_script_that_a_scheduler_starts_several_times_is_no_job(
