@@ -349,14 +349,16 @@ def gathered(
     """Return parts by name as whole tensors. All workers of a host call it together.
 
     Args:
-        parts: of this worker: tensors, or lists of them; empty: no worker has any.
+        parts: of this worker: tensors, or lists of them; empty: no worker has any, or this one has
+            no rows of those that have.
         like: divided tensors by the same names, of all workers of a host.
         missing: returns what this worker has of a tensor without a part here, from the name and a
             tensor without elements.
         keeps: whether this worker needs them.
     """
     found: dict[str, Any] = {}
-    for name, tensor in like.items() if parts else ():
+    some = any(sum_over_host(bool(parts), tensor) for tensor in [*like.values()][:1])
+    for name, tensor in like.items() if some else ():
         own = parts.get(name)
         if own is None:
             own = missing(name, torch.empty_like(local_of(tensor), dtype=torch.float32))

@@ -420,6 +420,43 @@ def test_a_checkpoint_resumes_with_other_hosts_and_workers(tmp_path: Path) -> No
     assert tuple(state["optimizer"]["state"][0]["exp_avg"].shape) == (31, 48)
 
 
+FEW_ROWS = """
+import poseidon, torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 2, dtype=torch.bfloat16), nn.Linear(2, 5)
+
+    def forward(self, x):
+        return self.last(self.first(x.bfloat16()).float())
+
+model, mesh = Mixed(), poseidon.host_mesh()
+for part in (model.first, model.last, model):
+    fully_shard(part, mesh=mesh)
+with poseidon.distribute(model, poseidon.AdamW(lr=0.01)) as group:
+    group.resume("saved")
+    model(torch.ones(4, 8)).square().mean().backward()
+    group.step()
+    group.save("saved")
+"""
+
+
+def test_a_worker_without_rows_of_the_parameters_of_16_bits_saves_with_the_others(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(FEW_ROWS, encoding="utf-8")
+    for step in (1, 2):
+        hosts = f"--hostfile={machinefile(tmp_path, 1)}"
+        done = poseidon_here(tmp_path, "run", hosts, "--workers=3", "train.py")
+        assert done.returncode == 0, done.stderr
+        state = torch.load(tmp_path / f"saved_iter_{step}.pt", weights_only=True)
+        assert {tuple(value.shape) for value in state["masters"].values()} == {(2, 8), (2,)}
+
+
 def test_what_cannot_be_exchanged_is_refused_in_a_sentence(printed: str) -> None:
     refused = [line for line in printed.splitlines() if line.startswith("refused: ")]
     for line, named in zip(
