@@ -31,15 +31,7 @@ from tests.support import opencv
 from tests.support.databases import make_database
 from tests.support.nets import inputs
 
-PHOTOGRAPHS = (
-    "cat.jpg",
-    "dog.jpg",
-    "eagle.jpg",
-    "giraffe.jpg",
-    "horses.jpg",
-    "person.jpg",
-    "fish-bike.jpg",
-)
+PHOTOGRAPHS = ("cat.jpg", "eagle.jpg", "fish-bike.jpg")
 IMAGENET_MEAN = (104.0, 117.0, 123.0)
 
 
@@ -167,22 +159,6 @@ def test_test_images(
     found = MODELS[case]
     net = load(read_net(models / found.prototxt), models / found.model)
     compare(net, models / found.prototxt, models / found.model, images(shared, 64))
-
-
-def test_squeezenet_names_photographs(shared: Path, models: Path) -> None:
-    case = MODELS["squeezenet"]
-    net = load(read_net(models / case.prototxt), models / case.model)
-    with torch.no_grad():
-        (scores,) = net(
-            {"data": torch.from_numpy(photographs(shared, (1, 3, 227, 227), case))}
-        ).values()
-    names = (
-        (shared / "data" / "images" / "imagenet-classes.txt")
-        .read_text(encoding="utf-8")
-        .splitlines()
-    )
-    eagle = names[int(scores[PHOTOGRAPHS.index("eagle.jpg")].argmax())]
-    assert "eagle" in eagle or "kite" in eagle
 
 
 def test_cifar10_full_from_hdf5(shared: Path, models: Path, tmp_path: Path) -> None:

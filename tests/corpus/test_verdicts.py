@@ -11,11 +11,9 @@ import pytest
 from tests.corpus.verdicts import verdict_of
 
 BOTH = ["TRAIN: forward, backward", "TEST: forward"]
+TRAINED = ("today's", [*BOTH, "random inputs for Data"])
 SAMPLE = {
-    "BVLC__caffe/examples/mnist/lenet_train_test.prototxt": (
-        "today's",
-        [*BOTH, "random inputs for Data"],
-    ),
+    "BVLC__caffe/examples/mnist/lenet_train_test.prototxt": TRAINED,
     "BVLC__caffe/examples/mnist/mnist_autoencoder.prototxt": (
         "today's",
         [
@@ -35,10 +33,7 @@ SAMPLE = {
         ["TRAIN: forward, backward", "random inputs for Data"],
     ),
     "everpeace__caffe/examples/mnist/lenet.prototxt": ("V1, input_dim", ["TEST: forward"]),
-    "junyuseu__ResNet-on-Cifar10/data_augmentation/20/res20_cifar_train_test.prototxt": (
-        "today's",
-        [*BOTH, "random inputs for Data"],
-    ),
+    "junyuseu__ResNet-on-Cifar10/data_augmentation/20/res20_cifar_train_test.prototxt": TRAINED,
     "BVLC__caffe/examples/mnist/lenet_solver_adam.prototxt": ("today's", ["legal (Adam, fixed)"]),
 }
 

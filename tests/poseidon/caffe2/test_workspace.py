@@ -91,25 +91,6 @@ def test_workspaces_are_apart() -> None:
         workspace.SwitchWorkspace("nowhere")
 
 
-def test_a_net_of_one_name_is_not_replaced_unasked() -> None:
-    net = core.Net("once")
-    net.ConstantFill([], "c", shape=[1])
-    workspace.CreateNet(net)
-    with pytest.raises(RuntimeError, match="overwrite=True"):
-        workspace.CreateNet(net)
-    assert workspace.CreateNet(net, overwrite=True)
-
-
-def test_shapes_and_types_are_inferred_without_running() -> None:
-    net = core.Net("shapes")
-    net.FC(["x", "w", "b"], "y")
-    net.AddGradientOperators(["y"])
-    shapes, types = workspace.InferShapesAndTypes([net], {"x": [4, 3], "w": [2, 3], "b": [2]})
-    assert shapes["y"] == [4, 2]
-    assert shapes["w_grad"] == [2, 3]
-    assert types["x_grad"] == core.DataType.FLOAT
-
-
 def test_a_step_runs_until_its_blob_says_stop() -> None:
     init, body = core.Net("init"), core.Net("body")
     init.ConstantFill([], "x", shape=[1], value=1.0)

@@ -32,40 +32,23 @@ LOSS = fact("y l", "loss", kind="SoftmaxWithLoss", loss=True)
 LEARNING = fact("x", "y", learns=True)
 
 
+SIDE = [fact("y", "a b"), fact("a", "side"), fact("b l", "loss", loss=True)]
+STOPPED = [fact("y", "z", down=(False,)), fact("z l", "loss", loss=True)]
+
+
 @pytest.mark.parametrize(
     ("layers", "force", "backward", "bottoms"),
     [
-        pytest.param(
-            [DATA, LEARNING, LOSS], False, [0, 1, 1], [[], [0], [1, 0]], id="learns below a loss"
-        ),
-        pytest.param(
-            [DATA, fact("x", "y"), LOSS], False, [0, 0, 0], [[], [0], [0, 0]], id="nothing learns"
-        ),
-        pytest.param([DATA, LEARNING], False, [0, 0], [[], [0]], id="no loss"),
-        pytest.param(
-            [DATA, LEARNING, LOSS], True, [1, 1, 1], [[], [1], [1, 0]], id="forced, but for labels"
-        ),
-        pytest.param([DATA, LEARNING], True, [1, 1], [[], [1]], id="forced without a loss"),
-        pytest.param(
-            [DATA, LEARNING, fact("y", "a b"), fact("a", "side"), fact("b l", "loss", loss=True)],
-            False,
-            [0, 1, 1, 0, 1],
-            [[], [0], [1], [0], [1, 0]],
-            id="a side branch",
-        ),
-        pytest.param(
-            [DATA, LEARNING, fact("y", "z", down=(False,)), fact("z l", "loss", loss=True)],
-            False,
-            [0, 0, 1, 1],
-            [[], [0], [0], [1, 0]],
-            id="stopped by propagate_down",
-        ),
-        pytest.param(
-            [DATA, fact("x", "y", down=(True,), learns=True), LOSS],
-            False,
-            [0, 1, 1],
-            [[], [1], [1, 0]],
-            id="asked for by propagate_down",
+        ([DATA, LEARNING, LOSS], False, [0, 1, 1], [[], [0], [1, 0]]),
+        ([DATA, fact("x", "y"), LOSS], False, [0, 0, 0], [[], [0], [0, 0]]),  # nothing learns
+        ([DATA, LEARNING], False, [0, 0], [[], [0]]),  # no loss
+        ([DATA, LEARNING, LOSS], True, [1, 1, 1], [[], [1], [1, 0]]),  # forced, but for labels
+        ([DATA, LEARNING], True, [1, 1], [[], [1]]),
+        ([DATA, LEARNING, *SIDE], False, [0, 1, 1, 0, 1], [[], [0], [1], [0], [1, 0]]),
+        ([DATA, LEARNING, *STOPPED], False, [0, 0, 1, 1], [[], [0], [0], [1, 0]]),
+        (  # asked for by propagate_down
+            *([DATA, fact("x", "y", down=(True,), learns=True), LOSS], False),
+            *([0, 1, 1], [[], [1], [1, 0]]),
         ),
     ],
 )

@@ -195,12 +195,6 @@ def test_an_lmdb_that_the_script_has_open(tmp_path: Path) -> None:
         assert cursor.key() == b"a"
 
 
-def test_an_lmdb_file_of_rubbish(tmp_path: Path) -> None:
-    (tmp_path / "data.mdb").write_bytes(b"rubbish " * 1000)
-    with pytest.raises(DataError, match=r"cannot be read.*MDB_INVALID"):
-        open_cursor(tmp_path, Backend.LMDB)
-
-
 def test_a_leveldb_without_its_manifest(tmp_path: Path) -> None:
     path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
     for manifest in path.glob("MANIFEST*"):

@@ -59,39 +59,24 @@ def test_an_encoded_picture_is_blue_first() -> None:
 GREY = Image.fromarray(np.array([[10, 200]], np.uint8))
 
 
+COLOR = Image.fromarray(RED_BLUE)
+
+
 @pytest.mark.parametrize(
     ("image", "decoding", "expected"),
     [
         (GREY, Decoding.AS_STORED, [[[10, 200]]]),
         (GREY, Decoding.COLOR, [[[10, 200]]] * 3),
         (GREY, Decoding.GRAY, [[[10, 200]]]),
-        (Image.fromarray(RED_BLUE), Decoding.GRAY, [[[76, 29]]]),
+        (COLOR, Decoding.GRAY, [[[76, 29]]]),
         (
-            Image.fromarray(RED_BLUE).convert("RGBA"),
+            COLOR.convert("RGBA"),
             Decoding.AS_STORED,
-            [[[0, 255]], [[0, 0]], [[255, 0]], [[255, 255]]],
+            [[[0, 255]], [[0, 0]], [[255, 0]], [[255] * 2]],
         ),
-        (
-            Image.fromarray(RED_BLUE).convert("RGBA"),
-            Decoding.COLOR,
-            [[[0, 255]], [[0, 0]], [[255, 0]]],
-        ),
-        (
-            Image.fromarray(RED_BLUE).convert("P"),
-            Decoding.AS_STORED,
-            [[[0, 255]], [[0, 0]], [[255, 0]]],
-        ),
+        (COLOR.convert("RGBA"), Decoding.COLOR, [[[0, 255]], [[0, 0]], [[255, 0]]]),
+        (COLOR.convert("P"), Decoding.AS_STORED, [[[0, 255]], [[0, 0]], [[255, 0]]]),
         (Image.new("1", (2, 1), 1), Decoding.AS_STORED, [[[255, 255]]]),
-    ],
-    ids=[
-        "grey",
-        "grey as colour",
-        "grey as grey",
-        "colour as grey",
-        "transparent",
-        "opaque",
-        "palette",
-        "bits",
     ],
 )
 def test_channels_of_encoded_pictures(

@@ -31,13 +31,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def net(folder: Path, body: str, rest: str = "", **place: Any) -> Net:
-    text = layer(
-        "DenseImageData",
-        "",
-        "data label",
-        f'dense_image_data_param {{ source: "{folder}/list" {body} }} {rest}',
-    )
-    return build(text, **place)
+    param = f'dense_image_data_param {{ source: "{folder}/list" {body} }} {rest}'
+    return build(layer("DenseImageData", "", "data label", param), **place)
 
 
 def firsts(compiled: Net, passes: int) -> list[int]:
@@ -57,13 +52,8 @@ def test_images_and_their_labels(folder: Path) -> None:
 
 
 def test_labels_are_cropped_and_mirrored_like_their_images(folder: Path) -> None:
-    with closing(
-        net(
-            folder,
-            "batch_size: 4",
-            "transform_param { crop_size: 3 mirror: true mean_value: 100 scale: 0.5 }",
-        )
-    ) as compiled:
+    transform = "transform_param { crop_size: 3 mirror: true mean_value: 100 scale: 0.5 }"
+    with closing(net(folder, "batch_size: 4", transform)) as compiled:
         batches = [compiled() for _ in range(4)]
     for tops in batches:
         assert tops["label"].shape == (4, 1, 3, 3)
@@ -99,10 +89,9 @@ def test_images_and_labels_are_scaled_by_one_of_some_factors(folder: Path) -> No
 
 def test_factors_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
     def tops(**place: Any) -> list[torch.Tensor]:
+        transform = f"transform_param {{ {SCALES} mirror: true }}"
         body = "batch_size: 1 shared_file_system: true"
-        with closing(
-            net(folder, body, f"transform_param {{ {SCALES} mirror: true }}", **place)
-        ) as compiled:
+        with closing(net(folder, body, transform, **place)) as compiled:
             return [compiled()["data"].clone() for _ in range(12 // place.get("workers", 1))]
 
     whole = tops()
@@ -112,13 +101,8 @@ def test_factors_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
 
 
 def test_scaled_images_are_cropped(folder: Path) -> None:
-    with closing(
-        net(
-            folder,
-            "batch_size: 4",
-            f"transform_param {{ {SCALES.replace('0.5', '1.5')} crop_size: 5 }}",
-        )
-    ) as compiled:
+    transform = f"transform_param {{ {SCALES.replace('0.5', '1.5')} crop_size: 5 }}"
+    with closing(net(folder, "batch_size: 4", transform)) as compiled:
         assert not compiled.changing_slots
         for _ in range(4):
             assert compiled()["label"].shape == (4, 1, 5, 5)
@@ -142,9 +126,8 @@ def test_factors_that_a_layer_does_not_read(folder: Path, kind: str, body: str) 
 
 
 def test_labels_are_resized_by_the_nearest_neighbour(folder: Path) -> None:
-    with closing(
-        net(folder, "batch_size: 1 new_height: 9 new_width: 11 is_color: false")
-    ) as compiled:
+    body = "batch_size: 1 new_height: 9 new_width: 11 is_color: false"
+    with closing(net(folder, body)) as compiled:
         tops = compiled()
     assert tops["data"].shape == (1, 1, 9, 11)
     assert set(tops["label"].flatten().tolist()) == set(range(30))
@@ -217,11 +200,8 @@ def test_small_images_are_extended_below_and_on_the_right(folder: Path) -> None:
         "transform_param { crop_size: 8 scale: 0.5 mean_value: 1 mean_value: 2 mean_value: 3 }"
     )
     with closing(segments(folder, "batch_size: 2 label_type: PIXEL", transform)) as compiled:
-        assert compiled.blob_shapes == {
-            "data": (2, 3, 8, 8),
-            "label": (2, 1, 8, 8),
-            "extents": (2, 1, 1, 2),
-        }
+        shapes = {"data": (2, 3, 8, 8), "label": (2, 1, 8, 8), "extents": (2, 1, 1, 2)}
+        assert compiled.blob_shapes == shapes
         tops = compiled()
     pixels = torch.arange(30.0).reshape(5, 6) + 1
     assert tops["extents"].flatten().tolist() == [5, 6, 5, 6]
@@ -244,13 +224,8 @@ def test_scaled_images_are_extended(folder: Path) -> None:
 
 
 def test_larger_images_are_cropped_with_their_labels(folder: Path) -> None:
-    with closing(
-        segments(
-            folder,
-            "batch_size: 4 label_type: PIXEL shuffle: true",
-            "transform_param { crop_h: 3 crop_w: 9 }",
-        )
-    ) as compiled:
+    body = "batch_size: 4 label_type: PIXEL shuffle: true"
+    with closing(segments(folder, body, "transform_param { crop_h: 3 crop_w: 9 }")) as compiled:
         tops = compiled()
     assert tops["extents"].flatten().tolist() == [3, 6] * 4
     assert torch.equal(tops["data"][:, :1, :, :6], tops["label"][..., :6] + 100)

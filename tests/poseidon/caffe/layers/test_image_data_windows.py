@@ -26,15 +26,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def net(folder: Path, body: str = "", transform: str = "crop_size: 8") -> Net:
-    text = layer(
-        "WindowData",
-        "",
-        "data label",
-        "window_data_param "
-        f'{{ source: "{folder}/windows" root_folder: "{folder}/" batch_size: 4 {body} }} '
-        f"transform_param {{ {transform} }}",
-    )
-    return build(text)
+    param = f'source: "{folder}/windows" root_folder: "{folder}/" batch_size: 4 {body}'
+    body = f"window_data_param {{ {param} }} transform_param {{ {transform} }}"
+    return build(layer("WindowData", "", "data label", body))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from poseidon.errors import DataError
 
 PRIOR = torch.tensor([[0.2, 0.2, 0.6, 0.4], [0.0, 0.0, 1.0, 0.5]])
 VARIANCE = torch.tensor([[0.1, 0.1, 0.2, 0.2], [1.0, 1.0, 1.0, 1.0]])
+G = math.exp(0.2)
 KINDS = (PriorBoxParameter.CORNER, PriorBoxParameter.CENTER_SIZE, PriorBoxParameter.CORNER_SIZE)
 
 
@@ -23,16 +24,7 @@ KINDS = (PriorBoxParameter.CORNER, PriorBoxParameter.CENTER_SIZE, PriorBoxParame
         (KINDS[0], False, [0.3, 0.3, 0.8, 0.6]),
         (KINDS[0], True, [1.2, 1.2, 1.6, 1.4]),
         # The center moves by 0.1 x 0.4 and 0.1 x 0.2; the sides grow by e^0.2.
-        (
-            KINDS[1],
-            False,
-            [
-                0.44 - 0.2 * math.exp(0.2),
-                0.32 - 0.1 * math.exp(0.2),
-                0.44 + 0.2 * math.exp(0.2),
-                0.32 + 0.1 * math.exp(0.2),
-            ],
-        ),
+        (KINDS[1], False, [0.44 - 0.2 * G, 0.32 - 0.1 * G, 0.44 + 0.2 * G, 0.32 + 0.1 * G]),
         (KINDS[2], False, [0.24, 0.22, 0.68, 0.44]),
     ],
 )

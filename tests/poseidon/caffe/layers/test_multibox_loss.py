@@ -56,16 +56,9 @@ def random_case(seed: int, *, locations: int = 1, empty: bool = False) -> dict[s
 
 
 def loss_of(body: str, case: dict[str, torch.Tensor], rest: str = "") -> Net:
-    made = net(
-        body,
-        loc=case["loc"].shape[1],
-        conf=case["conf"].shape[1],
-        priors=PRIORS,
-        objects=case["gt"].shape[2],
-        images=IMAGES,
-        rest=rest,
-    )
-    return made.double()
+    loc, conf, objects = case["loc"].shape[1], case["conf"].shape[1], case["gt"].shape[2]
+    sizes = {"loc": loc, "conf": conf, "priors": PRIORS, "objects": objects, "images": IMAGES}
+    return net(body, **sizes, rest=rest).double()
 
 
 def single(case: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -132,14 +125,8 @@ def test_normalizations(mode: str, divisor: int) -> None:
 
 def test_worked_out_by_hand() -> None:
     """Two prior boxes, of which the first is the object's; the second is the only negative."""
-    made = net(
-        "num_classes: 2 code_type: CORNER loc_weight: 3",
-        loc=8,
-        conf=4,
-        priors=2,
-        objects=1,
-        images=1,
-    )
+    body = "num_classes: 2 code_type: CORNER loc_weight: 3"
+    made = net(body, loc=8, conf=4, priors=2, objects=1, images=1)
     case = {
         "loc": torch.tensor([[0.5, -2.0, 0, 0, 9, 9, 9, 9]]),
         "conf": torch.tensor([[0.0, 1.0, 2.0, 0.0]]),

@@ -21,10 +21,8 @@ PYTHON = 'python_param {{ module: "rpn.{}" layer: "{}" param_str: "{}" }}'
 
 
 def proposal(body: str, tops: str = "y s", images: int = 1, infos: int = 1) -> Net:
-    shapes = {"c": (images, 2, 1, 3), "d": (images, 4, 1, 3), "i": (infos, 3)}
-    return build(
-        inputs(**shapes) + layer("Proposal", "c d i", tops, f"proposal_param {{ {ONE} {body} }}")
-    )
+    blobs = f"c={images},2,1,3 d={images},4,1,3 i={infos},3"
+    return build(stack(f"Proposal {blobs} > {tops} | proposal_param {{ {ONE} {body} }}"))
 
 
 def given(*scores: float, high: float = 16, wide: float = 48) -> dict[str, torch.Tensor]:
@@ -72,11 +70,8 @@ def test_several_images() -> None:
 
 
 def anchor_target(body: str = "", objects: int = 2) -> Net:
-    shapes = {"f": (1, 2, 2, 3), "g": (objects, 5), "i": (1, 3)}
-    return build(
-        inputs(**shapes)
-        + layer("AnchorTarget", "f g i", "l t a b", f"anchor_target_param {{ {ONE} {body} }}")
-    )
+    blobs, param = f"f=1,2,2,3 g={objects},5 i=1,3", f"anchor_target_param {{ {ONE} {body} }}"
+    return build(stack(f"AnchorTarget {blobs} > l t a b | {param}"))
 
 
 # The first object is the anchor of cell (0, 0); the second overlaps the one of (1, 2) most, by 1/3.
@@ -121,11 +116,8 @@ def test_options_of_anchor_targets() -> None:
 
 
 def proposal_target(body: str, regions: int = 3) -> Net:
-    shapes = {"r": (regions, 5), "g": (2, 5)}
-    return build(
-        inputs(**shapes)
-        + layer("ProposalTarget", "r g", "y l t a b", f"proposal_target_param {{ {body} }}")
-    )
+    param = f"proposal_target_param {{ {body} }}"
+    return build(stack(f"ProposalTarget r={regions},5 g=2,5 > y l t a b | {param}"))
 
 
 REGIONS = torch.tensor([[0.0, 0, 0, 15, 15], [0, 100, 100, 120, 120], [0, 41, 16, 47, 31]])
@@ -180,10 +172,7 @@ def test_the_python_layer_of_proposals_is_replaced(
     kind: str, phase: int, counts: tuple[int, int]
 ) -> None:
     body = PYTHON.format("proposal_layer", "ProposalLayer", "'feat_stride': 16")
-    net = build(
-        stack(f"Python c=1,18,2,2 d=1,36,2,2 i=1,3 > y | {body}"),
-        phase=phase,
-    )
+    net = build(stack(f"Python c=1,18,2,2 d=1,36,2,2 i=1,3 > y | {body}"), phase=phase)
     (found,) = [module for _, module in net.layer_modules if isinstance(module, Proposal)]
     param = found.param.proposal_param
     assert (param.feat_stride, param.min_size) == (16, 16)
@@ -192,37 +181,16 @@ def test_the_python_layer_of_proposals_is_replaced(
 
 def test_python_layers_of_targets_are_replaced() -> None:
     text = "'feat_stride': 8 \\n'scales': !!python/tuple [4, 8] \\n'ratios': [1]"
-    net = build(
-        inputs(f=(1, 4, 2, 2), g=(2, 5), i=(1, 3))
-        + layer(
-            "Python",
-            "f g i",
-            "l t a b",
-            PYTHON.format("anchor_target_layer", "AnchorTargetLayer", text),
-        )
-    )
+    body = PYTHON.format("anchor_target_layer", "AnchorTargetLayer", text)
+    net = build(stack(f"Python f=1,4,2,2 g=2,5 i=1,3 > l t a b | {body}"))
     (anchors,) = [module for _, module in net.layer_modules if isinstance(module, AnchorTarget)]
     assert list(anchors.param.anchor_target_param.scale) == [4, 8] and len(anchors.base) == 2
-    text = "'num_classes': 21"
-    net = build(
-        inputs(r=(2, 5), g=(2, 5))
-        + layer(
-            "Python",
-            "r g",
-            "y l t a b",
-            PYTHON.format("proposal_target_layer", "ProposalTargetLayer", text),
-        )
-    )
-    (targets,) = [module for _, module in net.layer_modules if isinstance(module, ProposalTarget)]
-    assert targets.classes == 21 and not targets.options.agnostic
-    assert targets_of_rfcn().options.agnostic
-
-
-def targets_of_rfcn() -> ProposalTarget:
-    body = PYTHON.format("proposal_target_layer", "ProposalTargetLayer", "'num_classes': 2")
-    net = build(inputs(r=(2, 5), g=(2, 5)) + layer("Python", "r g", "y l t a b", body))
-    (found,) = [module for _, module in net.layer_modules if isinstance(module, ProposalTarget)]
-    return found
+    for classes, agnostic in ((21, False), (2, True)):  # two are R-FCN's
+        text = f"'num_classes': {classes}"
+        body = PYTHON.format("proposal_target_layer", "ProposalTargetLayer", text)
+        net = build(stack(f"Python r=2,5 g=2,5 > y l t a b | {body}"))
+        (targets,) = [one for _, one in net.layer_modules if isinstance(one, ProposalTarget)]
+        assert (targets.classes, targets.options.agnostic) == (classes, agnostic)
 
 
 def test_the_data_layer_of_the_reference_names_its_replacement() -> None:

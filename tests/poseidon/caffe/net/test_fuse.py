@@ -15,7 +15,7 @@ from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.fuse import fuse, norm_scale_pairs, sums_in_place
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
-from tests.support.nets import build, definition, inputs, layer, noise
+from tests.support.nets import build, definition, inputs, layer, noise, stack, stacks
 
 CONVOLUTION = (
     "convolution_param { num_output: 4 kernel_size: 3 pad: 1 weight_filler { type: 'msra' } }"
@@ -33,88 +33,53 @@ def layers(net: Net) -> list[object]:
     return [module for _, module in net.layer_modules]
 
 
-def norm_to(scale: str, *others: str, head: str = "", norm: str = "b") -> str:
-    """A BatchNorm with a top of its own, a Scale of these fields over it, and other layers."""
-    text = head + inputs(**PICTURES) + CONV + layer("BatchNorm", "a", norm, name="norm")
-    return text + layer("Scale", norm, "c", scale, name="scale") + "".join(others)
-
-
-PAIRS = [
-    ("in_place", inputs(**PICTURES) + BLOCK, {2: 3}),
-    ("beside", norm_to("scale_param { bias_term: true }"), {2: 3}),
-    ("without_bias", norm_to(""), {2: 3}),
-    ("other_axis", norm_to("scale_param { axis: 2 }"), {}),
-    ("more_axes", norm_to("scale_param { num_axes: 2 }"), {}),
-    ("cut", norm_to("propagate_down: false"), {}),
-    ("second_reader", norm_to("", layer("Eltwise", "b c", "d", name="sum")), {}),
-    ("in_the_loss", norm_to("").replace('name: "norm"', 'name: "norm" loss_weight: 1'), {}),
-    (
-        "scale_from_a_bottom",
-        inputs(**PICTURES, s=(4,))
-        + layer("BatchNorm", "x", "b", name="norm")
-        + layer("Scale", "b s", "c", name="scale"),
-        {},
-    ),
-    (
-        "scale_beside_the_norm",
-        inputs(**PICTURES, s=(3, 4, 5, 6))
-        + layer("BatchNorm", "x", "b", name="norm")
-        + layer("Scale", "s b", "c", "scale_param { axis: 0 }", name="scale"),
-        {},
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "pairs"), [case[1:] for case in PAIRS], ids=[case[0] for case in PAIRS]
+PAIRS = stacks(
+    """
+in place: CONV; BatchNorm a > a; Scale a > a | BIAS; ReLU a > a; Eltwise x a > y
+beside: CONV; BatchNorm a > b; Scale b > c | BIAS
+without bias: CONV; BatchNorm a > b; Scale b > c
+other axis: CONV; BatchNorm a > b; Scale b > c | scale_param { axis: 2 }
+more axes: CONV; BatchNorm a > b; Scale b > c | scale_param { num_axes: 2 }
+cut: CONV; BatchNorm a > b; Scale b > c | propagate_down: false
+second reader: CONV; BatchNorm a > b; Scale b > c; Eltwise b c > d
+in the loss: CONV; BatchNorm a > b | loss_weight: 1; Scale b > c
+scale from a bottom: BatchNorm x=3,4,5,6 > b; Scale b s=4 > c
+scale beside the norm: BatchNorm x=3,4,5,6 > b; Scale s=3,4,5,6 b > c | scale_param { axis: 0 }
+""",
+    CONV=f"Convolution x=3,4,5,6 > a | {CONVOLUTION}",
+    BIAS="scale_param { bias_term: true }",
 )
-def test_which_scales_are_joined(text: str, pairs: dict[int, int]) -> None:
-    net = build(text)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_which_scales_are_joined(name: str) -> None:
+    net = build(PAIRS[name])
+    pairs = {2: 3} if name in ("in place", "beside", "without bias") else {}
     assert norm_scale_pairs(net.plan, layers(net)) == pairs  # type: ignore[arg-type]
     assert len(fuse(net.plan, layers(net))) == len(net.plan.steps) - len(pairs)  # type: ignore[arg-type]
 
 
 IP = "inner_product_param { num_output: 5 weight_filler { type: 'xavier' } }"
-TWO = inputs(x=(3, 5)) + layer("InnerProduct", "x", "a", IP, name="first")
-SUMS = [
-    ("second_bottom", TWO + layer("Eltwise", "x a", "y", name="sum"), {2: 1}),
-    ("first_bottom", TWO + layer("Eltwise", "a x", "y", name="sum"), {2: 0}),
-    (
-        "product",
-        TWO + layer("Eltwise", "a x", "y", "eltwise_param { operation: PROD }", name="sum"),
-        {},
-    ),
-    (
-        "weighted",
-        TWO + layer("Eltwise", "a x", "y", "eltwise_param { coeff: 1 coeff: 2 }", name="sum"),
-        {},
-    ),
-    ("twice", TWO + layer("Eltwise", "a a", "y", name="sum"), {}),
-    (
-        "other_reader",
-        TWO + layer("Eltwise", "a x", "y", name="sum") + layer("Sigmoid", "a", "s", name="s"),
-        {},
-    ),
-    (
-        "cut",
-        TWO
-        + layer("Eltwise", "a x", "y", "propagate_down: false propagate_down: true", name="sum"),
-        {},
-    ),
-    ("inputs_only", inputs(x=(2,), z=(2,)) + layer("Eltwise", "x z", "y", name="sum"), {}),
-    (
-        "backward_reads_the_top",
-        TWO + layer("Sigmoid", "a", "s", name="s") + layer("Eltwise", "s x", "y", name="sum"),
-        {},
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "places"), [case[1:] for case in SUMS], ids=[case[0] for case in SUMS]
+SUMS = stacks(
+    """
+second bottom: PRODUCT; Eltwise x a > y
+first bottom: PRODUCT; Eltwise a x > y
+product: PRODUCT; Eltwise a x > y | eltwise_param { operation: PROD }
+weighted: PRODUCT; Eltwise a x > y | eltwise_param { coeff: 1 coeff: 2 }
+twice: PRODUCT; Eltwise a a > y
+other reader: PRODUCT; Eltwise a x > y; Sigmoid a > s
+cut: PRODUCT; Eltwise a x > y | propagate_down: false propagate_down: true
+backward reads the top: PRODUCT; Sigmoid a > s; Eltwise s x > y
+inputs only: Eltwise x=2 z=2 > y
+""",
+    PRODUCT=f"InnerProduct x=3,5 > a | {IP}",
 )
-def test_which_sums_run_in_place(text: str, places: dict[int, int]) -> None:
-    net = build(text)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_which_sums_run_in_place(name: str) -> None:
+    net = build(SUMS[name])
+    places = {"second bottom": {2: 1}, "first bottom": {2: 0}}.get(name, {})
     assert sums_in_place(net.plan, layers(net)) == places  # type: ignore[arg-type]
 
 
@@ -136,17 +101,15 @@ def trained(text: str, *, keep: bool, phase: int = TRAIN) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("phase", [TRAIN, TEST])
-@pytest.mark.parametrize(
-    "text", [case[1] for case in PAIRS[:8]], ids=[case[0] for case in PAIRS[:8]]
-)
-def test_fused_equals_step_by_step(text: str, phase: int) -> None:
-    fused, plain = (trained(text, keep=keep, phase=phase) for keep in (False, True))
+@pytest.mark.parametrize("name", list(PAIRS)[:8])
+def test_fused_equals_step_by_step(name: str, phase: int) -> None:
+    fused, plain = (trained(PAIRS[name], keep=keep, phase=phase) for keep in (False, True))
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("text", [case[1] for case in SUMS if "z" not in case[1].split('"')])
-def test_sums_in_place_equal_sums_beside(text: str) -> None:
-    fused, plain = (trained(text, keep=keep) for keep in (False, True))
+@pytest.mark.parametrize("name", list(SUMS)[:-1])
+def test_sums_in_place_equal_sums_beside(name: str) -> None:
+    fused, plain = (trained(SUMS[name], keep=keep) for keep in (False, True))
     torch.testing.assert_close(fused, plain)
 
 
@@ -195,33 +158,23 @@ def test_hooks_of_layers_that_run_as_one_are_called() -> None:
     assert told[-8:] == pair + others
 
 
-FILLED = "weight_filler { type: 'msra' }"
-NET = "".join(
-    [
-        inputs(x=(2, 3, 8, 8), label=(2,)),
-        layer(
-            "Convolution",
-            "x",
-            "a",
-            f"convolution_param {{ num_output: 4 kernel_size: 3 {FILLED} }}",
-            name="conv",
-        ),
-        layer("BatchNorm", "a", "b", name="norm"),
-        layer("Scale", "b", "b", "scale_param { bias_term: true }", name="scale"),
-        layer("ReLU", "b", "b", name="relu"),
-        layer("LRN", "b", "c", name="lrn"),
-        layer("Pooling", "c", "d", "pooling_param { kernel_size: 2 stride: 2 }", name="pool"),
-        layer("Pooling", "b", "e mask", "pooling_param { kernel_size: 6 }", name="masked"),
-        layer("Flatten", "d", "f", name="flat"),
-        layer(
-            "InnerProduct", "f", "g", f"inner_product_param {{ num_output: 3 {FILLED} }}", name="ip"
-        ),
-        layer("Sigmoid", "g", "h", name="sigmoid"),
-        layer("SoftmaxWithLoss", "g label", "loss", name="loss"),
-    ]
+NET = stack(
+    """
+Convolution x=2,3,8,8 > a | convolution_param { num_output: 4 kernel_size: 3 FILLED }
+BatchNorm a > b
+Scale b > b | scale_param { bias_term: true }
+ReLU b > b
+LRN b > c
+Pooling c > d | pooling_param { kernel_size: 2 stride: 2 }
+Pooling b > e mask | pooling_param { kernel_size: 6 }
+Flatten d > f
+InnerProduct f > g | inner_product_param { num_output: 3 FILLED }
+Sigmoid g > h
+SoftmaxWithLoss g label=2 > loss
+""".replace("FILLED", "weight_filler { type: 'msra' }")
 )
 X = {"x": noise(2, 3, 8, 8), "label": torch.tensor([0.0, 2.0])}
-IN_16_BITS = ["conv", "norm", "relu", "ip"]
+IN_16_BITS = ["layer", "layer2", "layer4", "layer9"]  # convolution, norm, ReLU, product
 
 
 def built(autocast: torch.dtype | None = None, *, channels_last: bool = False) -> Net:
@@ -250,7 +203,7 @@ def test_products_and_what_keeps_a_type_have_16_bits(kind: torch.dtype) -> None:
     net = built(kind)
     bottoms, tops = seen(net)
     assert [name for name in IN_16_BITS if tops[name].dtype is kind] == IN_16_BITS
-    for name in ("lrn", "masked", "sigmoid", "loss"):
+    for name in ("layer5", "layer7", "layer10", "layer11"):
         assert {value.dtype for value in bottoms[name]} == {torch.float32}, name
     outputs = {name: tops[name].dtype for name, _ in net.plan.outputs}
     assert set(outputs.values()) == {torch.float32} and len(outputs) == 4
@@ -261,8 +214,8 @@ def test_products_and_what_keeps_a_type_have_16_bits(kind: torch.dtype) -> None:
 def test_with_channels_last_other_layers_get_contiguous_bottoms() -> None:
     net = built(channels_last=True)
     bottoms, tops = seen(net)
-    assert tops["conv"].is_contiguous(memory_format=torch.channels_last)
-    assert all(value.is_contiguous() for value in bottoms["lrn"])
+    assert tops["layer"].is_contiguous(memory_format=torch.channels_last)
+    assert all(value.is_contiguous() for value in bottoms["layer5"])
     plain = built()
     _, expected = seen(plain)
     for name, _ in net.plan.outputs:

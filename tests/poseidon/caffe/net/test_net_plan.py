@@ -42,33 +42,19 @@ def test_in_place_makes_a_new_slot_under_the_old_name() -> None:
 @pytest.mark.parametrize(
     ("text", "overwrites"),
     [
-        (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "a"), True),
-        # The ReLU's own backward reads its top.
-        (
-            layer("InnerProduct", "x", "a", IP)
-            + layer("ReLU", "a", "a")
-            + layer("Dropout", "a", "a"),
-            False,
-        ),
-        # The caller's tensor is the caller's.
-        (layer("ReLU", "x", "x"), False),
-        # Somebody else reads the older value.
-        (
-            layer("InnerProduct", "x", "a", IP)
-            + layer("Sigmoid", "a", "b")
-            + layer("ReLU", "a", "a"),
-            False,
-        ),
-        # Its older value weighs in the loss.
-        (layer("InnerProduct", "x", "a", IP + " loss_weight: 1") + layer("ReLU", "a", "a"), False),
-        # Not in place in the definition, so both blobs are to be seen.
-        (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "b"), False),
+        ("PRODUCT; ReLU a > a", True),
+        ("PRODUCT; ReLU a > a; Dropout a > a", False),  # the ReLU's own backward reads its top
+        ("ReLU x=2,3 > x", False),  # the caller's tensor is the caller's
+        ("PRODUCT; Sigmoid a > b; ReLU a > a", False),  # somebody else reads the older value
+        ("PRODUCT loss_weight: 1; ReLU a > a", False),  # its older value weighs in the loss
+        ("PRODUCT; ReLU a > b", False),  # both blobs are to be seen
     ],
 )
 def test_a_bottom_is_overwritten_only_if_no_other_layer_reads_it(
     text: str, overwrites: bool
 ) -> None:
-    assert plan(inputs(x=(2, 3)) + text).steps[-1].overwrites == overwrites
+    layers = text.replace("PRODUCT", f"InnerProduct x=2,3 > a | {IP}").replace("; ", "\n")
+    assert plan(stack(layers)).steps[-1].overwrites == overwrites
 
 
 def test_outputs_come_by_name() -> None:

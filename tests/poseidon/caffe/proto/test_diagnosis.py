@@ -8,6 +8,7 @@ import time
 import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from poseidon.caffe.proto.caffe_pb2 import DESCRIPTOR, NetParameter, SolverParameter
 from poseidon.caffe.proto.diagnosis import diagnose
@@ -31,134 +32,104 @@ layer {
 layers { type: POOLING pooling_param { pool: MAX } }
 """
 
-SOLVER_CASES = {
-    'base_lr: 0.1\ndevice_id: '
-'"0"': (2, 12, 'device_id in SolverParameter: expected an integer, '
-'found "0"; write device_id: 0 without quotes'),
-    "max_iter: 10\nmax_iter: "
-"20": (2, 1, "'max_iter' is set twice in SolverParameter, first in "
-"line 1; it takes one value"),
-    "layer { }": (1, 1, "this is a net definition; a solver is expected, the file with net: ... "
-"and base_lr: ..."),
-    'name: "n" input: "x" layer { '
-'}': (1, 1, "this is a net definition; a solver is expected, the "
-"file with net: ... and base_lr: ..."),
-    "base_lr: 0,01": (1, 12, "a decimal comma in 0,01; write 0.01"),
-    "learning_rate: "
-"1": (1, 1, "unknown field 'learning_rate' in SolverParameter; did you mean "
-"'base_lr'?"),
-    "max_iter: "
-"4e3": (1, 11, "max_iter in SolverParameter: expected an integer, found '4e3'; "
-"write max_iter: 4000"),
-    "debug_info: "
-"yes": (1, 13, "debug_info in SolverParameter: expected true or false, found "
-"'yes'; write debug_info: true"),
-    "net: nets/le-net.prototxt": (1, 6, "net in SolverParameter: expected a string in quotes, "
-"found 'nets/le-net.prototxt'; "
-     'write net: "nets/le-net.prototxt"'),
-    "// by me\nbase_lr: "
-"1": (1, 1, "expected the name of a setting in the file, found '/'; a "
-"comment begins with #"),
-    '{"base_lr": '
-'1}': (1, 1, "expected the name of a setting in the file, found '{'; prototxt has "
-"no braces around the file "
-     "and no quotes around names"),
-    "solver_mode: "
-"GPUS": (1, 14, "solver_mode in SolverParameter: unknown value 'GPUS'; did you "
-"mean 'GPU'? (one of CPU, GPU)"),
-    "net: lenet": (1, 6, "net in SolverParameter: expected a string in quotes, found 'lenet'; "
-"write net: \"lenet\""),
-}  # fmt: skip
+SOLVER_CASES = r"""
+2:12 base_lr: 0.1\ndevice_id: "0"
+  => device_id in SolverParameter: expected an integer, found "0"; write device_id: 0 without quotes
+2:1 max_iter: 10\nmax_iter: 20
+  => 'max_iter' is set twice in SolverParameter, first in line 1; it takes one value
+1:1 layer { }
+  => this is a net definition; a solver is expected, the file with net: ... and base_lr: ...
+1:1 name: "n" input: "x" layer { }
+  => this is a net definition; a solver is expected, the file with net: ... and base_lr: ...
+1:12 base_lr: 0,01 => a decimal comma in 0,01; write 0.01
+1:1 learning_rate: 1 => unknown field 'learning_rate' in SolverParameter; did you mean 'base_lr'?
+1:11 max_iter: 4e3
+  => max_iter in SolverParameter: expected an integer, found '4e3'; write max_iter: 4000
+1:13 debug_info: yes
+  => debug_info in SolverParameter: expected true or false, found 'yes'; write debug_info: true
+1:6 net: nets/le-net.prototxt
+  => net in SolverParameter: expected a string in quotes, found 'nets/le-net.prototxt'; write net: "nets/le-net.prototxt"
+1:1 // by me\nbase_lr: 1
+  => expected the name of a setting in the file, found '/'; a comment begins with #
+1:1 {"base_lr": 1}
+  => expected the name of a setting in the file, found '{'; prototxt has no braces around the file and no quotes around names
+1:14 solver_mode: GPUS
+  => solver_mode in SolverParameter: unknown value 'GPUS'; did you mean 'GPU'? (one of CPU, GPU)
+1:6 net: lenet
+  => net in SolverParameter: expected a string in quotes, found 'lenet'; write net: "lenet"
+"""
 
-NET_CASES = {
-    "layer { convolution_param {\n kernal_size: 3 } }":
-        (2, 2, "unknown field 'kernal_size' in ConvolutionParameter; did you mean 'kernel_size'?"),
-    "layer { elu_param { qqq: 3 } }":
-        (1, 21, "unknown field 'qqq' in ELUParameter; it takes alpha"),
-    "layer { bottom_diff_data_zzz: 3 }":
-        (1, 9, f"unknown field 'bottom_diff_data_zzz' in LayerParameter; it takes {FIRST_TWELVE}, "
-"..."),
-    "base_lr: 1":
-        (1, 1, "this is a solver definition; a net definition is expected, the file with the layers"),
-    'layer { name: "conv1 type: "Convolution" bottom: "data" }':
-        (1, 15, "the string \"conv1 has no closing quote; write \"conv1\""),
-    'layer { name: "a" type: "b }':
-        (1, 25, "type in LayerParameter: the string \"b } has no closing quote on its line"),
-    'layer { conv_param { } }':
-        (1, 9, "unknown field 'conv_param' in LayerParameter; did you mean 'convolution_param'?"),
-    'layer { ip_param { } }':
-        (1, 9, "unknown field 'ip_param' in LayerParameter; did you mean 'inner_product_param'?"),
-    'layer { convolution_param { kernel: 3 } }':
-        (1, 29, "unknown field 'kernel' in ConvolutionParameter; did you mean 'kernel_size'?"),
-    "layer { blobs_lr: 1 }":
-        (1, 9, "unknown field 'blobs_lr' in LayerParameter; in a `layer` block write param { "
-"lr_mult: ... }"),
-    "layer { type: CONVOLUTION }":
-        (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write "
-"type: \"Convolution\""),
-    'layers { type: "Data" }':
-        (1, 16, 'type in V1LayerParameter: found "Data"; a type in quotes needs a block named '
-'layer, not layers; for layers it would be DATA without quotes'),
-    'layers { type: "BatchNorm" }':
-        (1, 16, 'type in V1LayerParameter: found "BatchNorm"; a type in quotes needs a block '
-'named layer, not layers'),
-    "layer { pooling_param { pool: MEDIAN } }":
-        (1, 31, "pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, "
-"STOCHASTIC"),
-    "layer { pooling_param { pool { } } }":
-        (1, 30, "pool takes a value, not a block: write pool: <value>"),
-    "layer { pooling_param { pool MAX } }":
-        (1, 30, "expected ':' after pool, found 'MAX'"),
-    "layer { pooling_param: 3 }":
-        (1, 24, "pooling_param is a block: expected '{' after it, found '3'"),
-    "layer { pooling_param { } pooling_param { } }":
-        (1, 27, "'pooling_param' is set twice in LayerParameter, first in line 1; it takes one "
-"value"),
-    "layer { convolution_param { pad: [1 2] } }":
-        (1, 37, "the list of pad expects ',' or ']', found '2'"),
-    "layer { bottom: }":
-        (1, 17, "bottom in LayerParameter: expected a string in quotes, found '}'"),
-    'layer { name: "a\n}':
-        (1, 15, "name in LayerParameter: the string \"a has no closing quote on its line"),
-    'name: "a"\n}':
-        (2, 1, "this '}' closes nothing: there is one too many here or above"),
-    'layer { "name": 1 }':
-        (1, 9, "expected the name of a setting in LayerParameter, found \"name\""),
-    "= 3":
-        (1, 1, "expected the name of a setting in the file, found '='; a setting is written name: "
-"value"),
-    'layer {\n  name: "a"\n':
-        (1, 1, "the '{' of 'layer' in line 1 is not closed before the end of the file"),
-    'layer {\n  name: "a"\nlayer {\n  name: "b"\n}\n':
-        (1, 1, "the '{' of 'layer' in line 1 is not closed before 'layer' in line 3"),
-    'layer {\n  convolution_param {\n    weight_filler {\n      type: "xavier"\n  }\n}\nlayer '
-'{\n}\n':
-        (3, 5, "the '{' of 'weight_filler' in line 3 is not closed before 'layer' in line 7"),
-    'layer {\n  convolution_param {\n    pad: 1\n  top: "x"\n}':
-        (4, 3, "unknown field 'top' in ConvolutionParameter; is the '}' of 'convolution_param' "
-"(line 2) missing before it?"),
-    'layer { region_loss_param { } }':
-        (1, 9, "unknown field 'region_loss_param' in LayerParameter; it is a block of layer type "
-"'RegionLoss' of Yolo's branch of Caffe, which this program does not have"),
-}  # fmt: skip
+# Line and column of the mistake, the text, and the sentence.
+NET_CASES = r"""
+2:2 layer { convolution_param {\n kernal_size: 3 } }
+  => unknown field 'kernal_size' in ConvolutionParameter; did you mean 'kernel_size'?
+1:21 layer { elu_param { qqq: 3 } } => unknown field 'qqq' in ELUParameter; it takes alpha
+1:9 layer { bottom_diff_data_zzz: 3 }
+  => unknown field 'bottom_diff_data_zzz' in LayerParameter; it takes FIRST_TWELVE, ...
+1:1 base_lr: 1
+  => this is a solver definition; a net definition is expected, the file with the layers
+1:15 layer { name: "conv1 type: "Convolution" bottom: "data" }
+  => the string "conv1 has no closing quote; write "conv1"
+1:25 layer { name: "a" type: "b }
+  => type in LayerParameter: the string "b } has no closing quote on its line
+1:9 layer { conv_param { } }
+  => unknown field 'conv_param' in LayerParameter; did you mean 'convolution_param'?
+1:9 layer { ip_param { } }
+  => unknown field 'ip_param' in LayerParameter; did you mean 'inner_product_param'?
+1:29 layer { convolution_param { kernel: 3 } }
+  => unknown field 'kernel' in ConvolutionParameter; did you mean 'kernel_size'?
+1:9 layer { blobs_lr: 1 }
+  => unknown field 'blobs_lr' in LayerParameter; in a `layer` block write param { lr_mult: ... }
+1:15 layer { type: CONVOLUTION }
+  => type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write type: "Convolution"
+1:16 layers { type: "Data" }
+  => type in V1LayerParameter: found "Data"; a type in quotes needs a block named layer, not layers; for layers it would be DATA without quotes
+1:16 layers { type: "BatchNorm" }
+  => type in V1LayerParameter: found "BatchNorm"; a type in quotes needs a block named layer, not layers
+1:31 layer { pooling_param { pool: MEDIAN } }
+  => pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, STOCHASTIC
+1:30 layer { pooling_param { pool { } } } => pool takes a value, not a block: write pool: <value>
+1:30 layer { pooling_param { pool MAX } } => expected ':' after pool, found 'MAX'
+1:24 layer { pooling_param: 3 } => pooling_param is a block: expected '{' after it, found '3'
+1:27 layer { pooling_param { } pooling_param { } }
+  => 'pooling_param' is set twice in LayerParameter, first in line 1; it takes one value
+1:37 layer { convolution_param { pad: [1 2] } } => the list of pad expects ',' or ']', found '2'
+1:17 layer { bottom: } => bottom in LayerParameter: expected a string in quotes, found '}'
+1:15 layer { name: "a\n} => name in LayerParameter: the string "a has no closing quote on its line
+2:1 name: "a"\n} => this '}' closes nothing: there is one too many here or above
+1:9 layer { "name": 1 } => expected the name of a setting in LayerParameter, found "name"
+1:1 = 3 => expected the name of a setting in the file, found '='; a setting is written name: value
+1:1 layer {\n  name: "a"\n => the '{' of 'layer' in line 1 is not closed before the end of the file
+1:1 layer {\n  name: "a"\nlayer {\n  name: "b"\n}\n
+  => the '{' of 'layer' in line 1 is not closed before 'layer' in line 3
+3:5 layer {\n  convolution_param {\n    weight_filler {\n      type: "xavier"\n  }\n}\nlayer {\n}\n
+  => the '{' of 'weight_filler' in line 3 is not closed before 'layer' in line 7
+4:3 layer {\n  convolution_param {\n    pad: 1\n  top: "x"\n}
+  => unknown field 'top' in ConvolutionParameter; is the '}' of 'convolution_param' (line 2) missing before it?
+1:9 layer { region_loss_param { } }
+  => unknown field 'region_loss_param' in LayerParameter; it is a block of layer type 'RegionLoss' of Yolo's branch of Caffe, which this program does not have
+"""
 
 
-@pytest.mark.parametrize("text", NET_CASES)
-def test_net_mistakes(text: str) -> None:
-    mistake = diagnose(text, NET)
+def cases(text: str) -> list[str]:
+    return text.strip().replace("\n  ", " ").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        *((row, NetParameter) for row in cases(NET_CASES)),
+        *((row, SolverParameter) for row in cases(SOLVER_CASES)),
+    ],
+)
+def test_mistakes(row: str, message: type[Message]) -> None:
+    given, says = row.replace("FIRST_TWELVE", FIRST_TWELVE).split(" => ")
+    place, text = given.replace("\\n", "\n").split(" ", 1)
+    mistake = diagnose(text, message.DESCRIPTOR)
     assert mistake is not None
-    assert (mistake.line, mistake.column, mistake.message) == NET_CASES[text]
+    assert (f"{mistake.line}:{mistake.column}", mistake.message) == (place, says)
     with pytest.raises(text_format.ParseError):
-        text_format.Parse(text, NetParameter())
-
-
-@pytest.mark.parametrize("text", SOLVER_CASES)
-def test_solver_mistakes(text: str) -> None:
-    mistake = diagnose(text, SOLVER)
-    assert mistake is not None
-    assert (mistake.line, mistake.column, mistake.message) == SOLVER_CASES[text]
-    with pytest.raises(text_format.ParseError):
-        text_format.Parse(text, SolverParameter())
+        text_format.Parse(text, message())
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", LEGAL])
@@ -171,26 +142,7 @@ def test_finds_a_mistake_exactly_when_protobuf_does() -> None:
     """Tokens of legal text dropped, doubled, swapped and replaced, 2000 times."""
     generator = random.Random(20)
     tokens = [token.text for token in scan(LEGAL)][:-1]
-    foreign = [
-        "{",
-        "}",
-        "<",
-        ">",
-        "[",
-        "]",
-        ":",
-        ",",
-        ";",
-        "1",
-        "-1",
-        "1.5",
-        '"a"',
-        '"',
-        "name",
-        "layer",
-        "MAX",
-        "x",
-    ]
+    foreign = ["-1", "1.5", '"a"', "name", "layer", "MAX", *'{}<>[]:,;1"x']
     refused = 0
     for _ in range(2000):
         broken = list(tokens)

@@ -31,20 +31,20 @@ def solver() -> SolverParameter:
         (['snapshot_prefix="quoted"'], 'snapshot_prefix: "quoted"'),
         (["snapshot_prefix=über"], 'snapshot_prefix: "über"'),
         (["stepvalue=7"], "stepvalue: 7"),
-        (["stepvalue=7", "stepvalue=8"], "stepvalue: 7\nstepvalue: 8"),
-        (["stepvalue=[7, 8]"], "stepvalue: 7\nstepvalue: 8"),
-        (["train_state.level=2"], 'train_state {\n  level: 2\n  stage: "x"\n}'),
+        (["stepvalue=7", "stepvalue=8"], "stepvalue: 7 stepvalue: 8"),
+        (["stepvalue=[7, 8]"], "stepvalue: 7 stepvalue: 8"),
+        (["train_state.level=2"], 'train_state { level: 2 stage: "x" }'),
         (
             ["train_state.stage=y", "train_state.stage=z"],
-            'train_state {\n  level: 1\n  stage: "y"\n  stage: "z"\n}',
+            'train_state { level: 1 stage: "y" stage: "z" }',
         ),
-        (["train_state={level: 3}"], "train_state {\n  level: 3\n}"),
-        (["train_state=level: 3"], "train_state {\n  level: 3\n}"),
+        (["train_state={level: 3}"], "train_state { level: 3 }"),
+        (["train_state=level: 3"], "train_state { level: 3 }"),
         (
             ["test_state=[{level: 1}, {level: 2}]"],
-            "test_state {\n  level: 1\n}\ntest_state {\n  level: 2\n}",
+            "test_state { level: 1 } test_state { level: 2 }",
         ),
-        (["net_param.name=n"], 'net_param {\n  name: "n"\n}'),
+        (["net_param.name=n"], 'net_param { name: "n" }'),
     ],
 )
 def test_a_field_is_replaced(settings: list[str], holds: str) -> None:
@@ -58,7 +58,7 @@ def test_a_field_is_replaced(settings: list[str], holds: str) -> None:
     for field, _ in after.ListFields():
         if field.name not in names:
             set_alone.ClearField(field.name)
-    assert to_text(set_alone).strip() == holds
+    assert " ".join(to_text(set_alone).split()) == holds
     assert before == solver(), "what was given is not changed"
 
 

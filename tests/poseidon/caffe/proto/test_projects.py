@@ -41,20 +41,16 @@ def test_each_project_has_a_title_and_the_files_of_its_commands() -> None:
         (
             "inception_v3",
             [
-                "    poseidon convert_imageset --resize_height=342 --resize_width=342 --shuffle "
-                "PICTURES/ train.txt ilsvrc12_train_lmdb\n",
-                "    poseidon convert_imageset --resize_height=342 --resize_width=342 PICTURES/ "
-                "val.txt ilsvrc12_val_lmdb\n",
+                "--resize_height=342 --resize_width=342 --shuffle PICTURES/ train.txt ilsvrc12_train",
+                "--resize_height=342 --resize_width=342 PICTURES/ val.txt ilsvrc12_val_lmdb\n",
                 "not be smaller than `crop_size`, 299",
             ],
         ),
         (
             "alexnet",
             [
-                "--resize_height=256 --resize_width=256 --shuffle PICTURES/ train.txt "
-                "ilsvrc12_train_lmdb\n",
-                "    poseidon compute_image_mean ilsvrc12_train_lmdb "
-                "data/ilsvrc12/imagenet_mean.binaryproto\n",
+                "--resize_height=256 --resize_width=256 --shuffle PICTURES/ train.txt ilsvrc12_train",
+                "compute_image_mean ilsvrc12_train_lmdb data/ilsvrc12/imagenet_mean.binaryproto\n",
             ],
         ),
     ],

@@ -42,29 +42,13 @@ def test_two_workers_equal_one_process_with_both_batches(
 ) -> None:
     train(folder, Job(), batch=2 * batch, extra=extra, smooth=True)
     one = weights(folder, ITERATIONS)
-    for shards in (1, 2, 3):
+    for shards in (2,) if extra else (1, 3):
         train(folder, Job(workers=2, shards=shards), batch=batch, extra=extra, smooth=True)
         difference = largest_difference(weights(folder, ITERATIONS), one)
         assert difference <= 1e-5, f"{shards} shards"
 
 
-def test_two_runs_of_the_same_job_are_bit_identical(folder: Path) -> None:
-    contents = []
-    for _ in range(2):
-        train(folder, Job(workers=2, shards=2), batch=5, dropout=True)
-        contents.append((folder / f"snap_iter_{ITERATIONS}.caffemodel").read_bytes())
-    assert contents[0] == contents[1]
-
-
-STATISTICS_JOBS = [
-    Job(),
-    Job(workers=1, shards=2),
-    Job(workers=2, shards=2),
-    Job(workers=3, shards=1),
-]
-
-
-@pytest.mark.parametrize("job", STATISTICS_JOBS)
+@pytest.mark.parametrize("job", [Job(), Job(workers=1, shards=2), Job(workers=3, shards=1)])
 def test_normalized_runs_repeat_and_resume_bit_for_bit(folder: Path, job: Job) -> None:
     """A net with statistics, which no solver moves: clipped, with several passes an iteration,
     tested on the way.
@@ -72,13 +56,7 @@ def test_normalized_runs_repeat_and_resume_bit_for_bit(folder: Path, job: Job) -
     extra = "snapshot: 8\nmax_iter: 16\nclip_gradients: 0.5\niter_size: 2\ntest_interval: 4"
 
     def end(resume: Path | None) -> tuple[bytes, object]:
-        ended = train(
-            folder,
-            Job(workers=job.workers, shards=job.shards, resume=resume),
-            batch=6,
-            extra=extra,
-            norm=True,
-        )
+        ended = train(folder, replace(job, resume=resume), batch=6, extra=extra, norm=True)
         model = (folder / "snap_iter_16.caffemodel").read_bytes()
         return model, [(r.iteration, r.outputs) for r in ended.sink.tests if r.iteration > 8]
 
@@ -102,7 +80,7 @@ def test_statistics_are_the_mean_over_the_workers(folder: Path) -> None:
     assert np.all(variance > 0.5 * whole[1]) and np.all(variance < 1.1 * whole[1])
 
 
-@pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2), Job(workers=3, shards=1)])
+@pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2)])
 def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Job) -> None:
     """With dropout, random crops and mirrors, a decaying rate and an average of losses."""
     whole = train(folder, job, batch=5, extra="snapshot: 20", dropout=True)
@@ -110,13 +88,8 @@ def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Jo
     state = (folder / "snap_iter_50.solverstate").read_bytes()
     for name in ("caffemodel", "solverstate"):
         (folder / f"snap_iter_50.{name}").unlink()
-    resumed = train(
-        folder,
-        Job(workers=job.workers, shards=job.shards, resume=folder / "snap_iter_20.solverstate"),
-        batch=5,
-        extra="snapshot: 20",
-        dropout=True,
-    )
+    job = replace(job, resume=folder / "snap_iter_20.solverstate")
+    resumed = train(folder, job, batch=5, extra="snapshot: 20", dropout=True)
     assert (folder / "snap_iter_50.caffemodel").read_bytes() == end
     assert (folder / "snap_iter_50.solverstate").read_bytes() == state
     later = [(r.iteration, r.loss, r.outputs) for r in whole.sink.train if r.iteration >= 20]
@@ -189,14 +162,6 @@ def test_scores_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
     assert len({tuple(scores) for scores in found[1]}) > 1  # the passes scored different batches
 
 
-def test_training_learns(folder: Path) -> None:
-    ended = train(
-        folder, Job(workers=2, shards=2), batch=10, extra="max_iter: 120\nclip_gradients: 5"
-    )
-    accuracy = {r.iteration: r.outputs[0].value for r in ended.sink.tests}
-    assert accuracy[120] > accuracy[0] + 0.3
-
-
 def test_losses_are_averaged_over_workers_and_iterations(folder: Path) -> None:
     one = train(folder, Job(), batch=10, extra="max_iter: 9")
     two = train(folder, Job(workers=2, shards=1), batch=5, extra="max_iter: 9")
@@ -255,18 +220,13 @@ def test_a_snapshot_on_demand_does_not_change_the_run(folder: Path) -> None:
     assert len(states) == 2, states
 
 
-@pytest.mark.parametrize("staleness", [1, 3])
-def test_stale_training_learns_and_resumes(folder: Path, staleness: int) -> None:
+def test_stale_training_learns_and_resumes(folder: Path) -> None:
     extra = "base_lr: 0.02\nsnapshot: 60\nmax_iter: 120\nclip_gradients: 5"
-    job = Job(workers=2, shards=2, staleness=staleness)
+    job = Job(workers=2, shards=2, staleness=3)
     ended = train(folder, job, batch=10, extra=extra)
     assert ended.sink.tests[-1].outputs[0].value > ended.sink.tests[0].outputs[0].value + 0.2
-    again = train(
-        folder,
-        Job(workers=2, shards=2, staleness=staleness, resume=folder / "snap_iter_60.solverstate"),
-        batch=10,
-        extra=extra,
-    )
+    resumed = replace(job, resume=folder / "snap_iter_60.solverstate")
+    again = train(folder, resumed, batch=10, extra=extra)
     assert again.sink.train[0].iteration == 60
     assert again.sink.tests[-1].outputs[0].value > ended.sink.tests[0].outputs[0].value + 0.2
 
@@ -304,9 +264,13 @@ def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["BINARYPROTO", "HDF5"])
 @pytest.mark.parametrize(
-    "job", [Job(), Job(workers=2, shards=2), Job(workers=2, shards=1, staleness=1)]
+    ("job", "form"),
+    [
+        (Job(), "BINARYPROTO"),
+        (Job(workers=2, shards=2), "HDF5"),
+        (Job(workers=2, shards=1, staleness=1), "BINARYPROTO"),
+    ],
 )
 def test_snapshot_diff_saves_the_last_change(folder: Path, job: Job, form: str) -> None:
     extra = f"max_iter: 7\nsnapshot: 6\nsnapshot_diff: true\nsnapshot_format: {form}"

@@ -26,12 +26,10 @@ from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
 from tests.support.cluster import memory_store
 from tests.support.exchanges import AloneExchange, plain_exchange, plain_store
+from tests.support.golden import FOLDER
 from tests.support.threads import on_threads
 
-CASES = [
-    "sgd", "sgd_momentum", "sgd_l1", "sgd_l2", "sgd_clip", "sgd_iter_size", "sgd_step", "sgd_exp", "sgd_inv",
-    "sgd_multistep", "sgd_poly", "sgd_sigmoid", "nesterov", "adagrad", "rmsprop", "adadelta", "adam",
-]  # fmt: skip
+CASES = sorted(path.stem for path in (FOLDER.parent / "solvers").glob("*.npz"))
 Recorded = dict[str, np.ndarray]
 Make = Callable[[Sequence[Trained], ExchangeSettings], Exchange]
 
@@ -105,7 +103,7 @@ def test_one_process_takes_caffes_steps(shared: Path, case: str) -> None:
     replay(shared, case, AloneExchange, slice(None))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["adam", "sgd_clip", "sgd_iter_size", "sgd_l1", "sgd_momentum"])
 def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) -> None:
     with memory_store(2, 2) as connect:
 
@@ -121,8 +119,3 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
             replay(shared, case, make, slice(rank, None, 2))
 
         on_threads(2, run)
-
-
-def test_every_recorded_solver_is_replayed(shared: Path) -> None:
-    files = {path.stem for path in (shared / "golden" / "solvers").glob("*.npz")}
-    assert files == set(CASES)

@@ -16,35 +16,6 @@ def outputs(net: core.Net) -> list[str]:
     return [name for op in net.Proto().op for name in op.output]
 
 
-def test_names_get_the_scope_and_references_keep_theirs() -> None:
-    outside = core.BlobReference("x")
-    with core.NameScope("s"):
-        op = core.CreateOperator("Add", ["x", outside], "y")
-    assert list(op.input) == ["s/x", "x"]
-    assert list(op.output) == ["s/y"]
-
-
-def test_a_second_net_of_a_name_gets_a_number() -> None:
-    first, second = core.Net("numbered"), core.Net("numbered")
-    assert (first.Name(), second.Name()) == ("numbered", "numbered_1")
-    assert core.Net(first.Proto()).Name() == "numbered_2"
-
-
-def test_anonymous_outputs_have_names_of_their_own() -> None:
-    net = core.Net("anonymous")
-    with core.NameScope("s"):
-        x = net.Relu("x")
-        net.Relu(x)
-        net.FC([x, "w", "b"], 2)
-    assert outputs(net) == [
-        "s/anonymous/Relu",
-        "s/anonymous/Relu_2",
-        "s/anonymous/FC:0",
-        "s/anonymous/FC:1",
-    ]
-    net._CheckLookupTables()
-
-
 def test_blobs_that_no_net_has() -> None:
     net = core.Net("next")
     with core.NameScope("s"):

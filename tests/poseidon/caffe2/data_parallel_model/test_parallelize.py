@@ -62,10 +62,7 @@ def assert_equal(
 @pytest.mark.parametrize(
     ("devices", "arguments"),
     [
-        ([0, 1], {}),
         ([5, 2, 3, 7], {"net_type": "simple"}),
-        ([0, 1, 2, 3], {"shared_model": True}),
-        ([0, 1], {"cpu_device": False}),
         ([0, 1], {"cpu_device": False, "ideep": True}),
     ],
 )
@@ -94,11 +91,6 @@ def test_only_gpus_that_cannot_read_each_other_copy(monkeypatch: pytest.MonkeyPa
         copies = {op.output[0] for op in model.net.Proto().op if op.output[0].endswith("_copy")}
         names = ("fc1_w", "fc1_b", "fc2_w", "fc2_b")
         assert copies == ({f"gpu_0/{name}_grad_gpu1_copy" for name in names} if apart else set())
-
-
-def test_the_same_bits_in_each_run() -> None:
-    first, second = trained([0, 1, 2, 3]), trained([0, 1, 2, 3])
-    assert_equal(first, second, 0.0)
 
 
 def test_a_sum_is_in_the_order_of_devices_on_the_cpu_and_of_hosts_between_them() -> None:
@@ -160,13 +152,12 @@ def test_recurrent_networks_on_replicas_equal_one_with_the_whole_batch() -> None
         return [model.net.Scale(loss, scale=loss_scale)]
 
     ends = []
-    for count in (1, 2, 4):
+    for count in (1, 4):
         workspace.ResetWorkspace()
         model = build(list(range(count)), forward_pass_builder_fun=add_recurrent)
         train(model, 3, 8)
         ends.append(params(model))
-    assert_equal(ends[0], ends[1])
-    assert_equal(ends[0], ends[2])
+    assert_equal(*ends)
 
 
 def test_builders_of_updates_exclude_each_other() -> None:

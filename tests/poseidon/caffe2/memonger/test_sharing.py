@@ -66,22 +66,6 @@ def results(model: Any, proto: Any, fetched: list[str]) -> list[list[float]]:
     return [workspace.FetchBlob(name).tolist() for name in fetched]
 
 
-@pytest.mark.parametrize("net_type", ["simple", "dag"])
-@pytest.mark.parametrize("activations", [False, True])
-def test_gradients_share_and_stay_the_same(net_type: str, activations: bool) -> None:
-    model = chain(net_type)
-    gradients = [str(gradient) for gradient in model.param_to_grad.values()]
-    proto = memonger.share_grad_blobs(
-        model.net, ["x/loss"], model.param_to_grad.values(), "x", share_activations=activations
-    )
-    shared = {name for name in names(proto) if name.startswith("x/__m")}
-    assert shared and all(name.endswith("_shared") for name in shared)
-    assert len(names(proto)) < len(names(model.net.Proto()))
-    assert {"x/fc5", "x/loss", *gradients} <= names(proto)
-    fetched = ["x/loss", *gradients]
-    assert results(model, proto, fetched) == results(model, model.net.Proto(), fetched)
-
-
 def test_blobs_that_must_not_share() -> None:
     model = chain()
     proto = memonger.share_grad_blobs(

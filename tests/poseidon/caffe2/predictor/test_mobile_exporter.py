@@ -5,28 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import brew, core, model_helper, workspace
+from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.predictor import mobile_exporter
 from poseidon.caffe2.proto import caffe2_pb2
-
-
-def test_a_net_goes_out_and_runs_alone() -> None:
-    model = model_helper.ModelHelper(name="mobile")
-    brew.conv(model, "data", "c", 1, 2, 3)
-    brew.relu(model, "c", "c")
-    brew.softmax(model, brew.fc(model, "c", "f", 8, 3), "out")
-    workspace.RunNetOnce(model.param_init_net)
-    data = np.random.RandomState(0).rand(1, 1, 4, 4).astype(np.float32)
-    workspace.FeedBlob("data", data)
-    init, predict = mobile_exporter.Export(workspace, model.net, model.params)
-    workspace.RunNetOnce(model.net)
-    expected = workspace.FetchBlob("out")
-    assert predict.external_input[0] == "data" and list(predict.external_output) == ["out"]
-    workspace.ResetWorkspace()
-    workspace.RunNetOnce(init)
-    assert workspace.FetchBlob("data").tolist() == [[0]]
-    predictor = workspace.Predictor(init.SerializeToString(), predict.SerializeToString())
-    np.testing.assert_array_equal(predictor.run([data])[0], expected)
 
 
 def test_each_type_of_tensor() -> None:

@@ -28,20 +28,6 @@ def meta_of(**more: Any) -> Any:
     return predictor_exporter.PredictorExportMeta(model.net, parameters=model.params, **given)
 
 
-def test_a_predictor_comes_back(tmp_path: Path) -> None:
-    path = str(tmp_path / "p.minidb")
-    predictor_exporter.save_to_db("minidb", path, meta_of())
-    keys = [key.decode() for key, _ in databases.records(path, "minidb")]
-    assert keys == ["!!META_NET_DEF", "y_w#%0", "y_b#%0"]
-    workspace.ResetWorkspace()
-    net = predictor_exporter.prepare_prediction_net(path, "minidb")
-    assert workspace.FetchBlob("x").shape == (1, 5) and not workspace.FetchBlob("y").any()
-    x = np.ones((2, 5), dtype=np.float32)
-    workspace.FeedBlob("x", x)
-    workspace.RunNet(net)
-    assert workspace.FetchBlob("y").tolist() == (x @ WEIGHT.T + 1).tolist()
-
-
 def test_the_parts_of_the_file(tmp_path: Path) -> None:
     extra, beside = core.Net("extra"), core.Net("beside")
     extra.ConstantFill("x", "x", value=1.0)

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poseidon.caffe2 import core, workspace
@@ -93,6 +93,7 @@ def test_a_diamond_is_four_chains_and_a_line_is_one() -> None:
     assert line.operators == (0, 1, 2)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=12),
     st.integers(1, 4),

@@ -15,48 +15,17 @@ from poseidon.caffe2.training.flags import STORE, Plan, flags, from_flags, in_jo
 from poseidon.caffe2.workspace.current import current
 from poseidon.errors import UsageError
 
-DEFAULTS: dict[str, Any] = {
-    "train_data": "x",
-    "test_data": None,
-    "db_type": "lmdb",
-    "gpus": None,
-    "num_gpus": 1,
-    "num_channels": 3,
-    "image_size": 227,
-    "num_labels": 1000,
-    "batch_size": 32,
-    "epoch_size": 1500000,
-    "num_epochs": 1000,
-    "base_learning_rate": 0.1,
-    "weight_decay": 1e-4,
-    "cudnn_workspace_limit_mb": 64,
-    "num_shards": 1,
-    "shard_id": 0,
-    "run_id": None,
-    "redis_host": None,
-    "redis_port": 6379,
-    "file_store_path": "/tmp",
-    "save_model_name": "resnet50_model",
-    "load_model_path": None,
-    "use_cpu": False,
-    "model_parallel": False,
-    "dtype": "float",
-    "float16_compute": False,
-    "enable_tensor_core": False,
-    "distributed_transport": "tcp",
-    "distributed_interfaces": "",
-    "model": "resnext",
-    "num_layers": 50,
-    "resnext_num_groups": 1,
-    "resnext_width_per_group": 64,
-    "image_mean_per_channel": None,
-    "image_std_per_channel": None,
-    "test_epoch_size": None,
-    "use_nccl": False,
-    "use_ideep": False,
-    "first_iter_timeout": 1200,
-    "timeout": 60,
-}
+DEFAULTS = """
+train_data='x' test_data=None db_type='lmdb' gpus=None num_gpus=1 num_channels=3 image_size=227
+num_labels=1000 batch_size=32 epoch_size=1500000 num_epochs=1000 base_learning_rate=0.1
+weight_decay=0.0001 cudnn_workspace_limit_mb=64 num_shards=1 shard_id=0 run_id=None
+redis_host=None redis_port=6379 file_store_path='/tmp' save_model_name='resnet50_model'
+load_model_path=None use_cpu=False model_parallel=False dtype='float' float16_compute=False
+enable_tensor_core=False distributed_transport='tcp' distributed_interfaces='' model='resnext'
+num_layers=50 resnext_num_groups=1 resnext_width_per_group=64 image_mean_per_channel=None
+image_std_per_channel=None test_epoch_size=None use_nccl=False use_ideep=False
+first_iter_timeout=1200 timeout=60
+"""
 
 
 def plan(*words: str, **known: int) -> Plan:
@@ -65,7 +34,7 @@ def plan(*words: str, **known: int) -> Plan:
 
 def test_all_flags_of_caffe2_are_there_with_their_defaults() -> None:
     parsed = vars(flags().parse_args(["--train_data", "x"]))
-    assert {name: parsed[name] for name in DEFAULTS} == DEFAULTS
+    assert {f"{name}={value!r}" for name, value in parsed.items()} >= set(DEFAULTS.split())
 
 
 def test_train_data_is_required(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,16 +25,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def words(folder: Path, *flags: str, source: str = "one") -> list[str]:
+    labels = f"--label_map_file={folder}/labelmap.prototxt"
+    paths = (f"{folder}/", f"{folder}/{source}", f"{folder}/db")
+    return ["convert_annoset", "--anno_type=detection", labels, *flags, *paths]
+
+
 def convert(folder: Path, *flags: str, source: str = "list.txt") -> int:
-    words = [
-        "convert_annoset",
-        "--anno_type=detection",
-        f"--label_map_file={folder}/labelmap.prototxt",
-        *flags,
-    ]
-    return run_command(
-        parse_arguments([*words, f"{folder}/", f"{folder}/{source}", f"{folder}/db"])
-    )
+    return run_command(parse_arguments(words(folder, *flags, source=source)))
 
 
 def records(folder: Path, backend: Backend = Backend.LMDB) -> dict[str, bytes]:
@@ -190,12 +188,7 @@ def test_annotations_that_are_refused(
 ) -> None:
     (folder / f"p.{kind}").write_text(text)
     (folder / "one").write_text(f"images/000000.png p.{kind}\n")
-    words = [
-        "convert_annoset",
-        "--anno_type=detection",
-        f"--label_map_file={folder}/labelmap.prototxt",
-    ]
-    code = main([*words, f"--label_type={kind}", f"{folder}/", f"{folder}/one", f"{folder}/db"])
+    code = main(words(folder, f"--label_type={kind}"))
     assert code == 1
     assert message in capsys.readouterr().err
     assert not (folder / "db").exists()
@@ -214,12 +207,7 @@ def test_lists_that_are_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     (folder / "one").write_text(f"{line}\n")
-    words = [
-        "convert_annoset",
-        "--anno_type=detection",
-        f"--label_map_file={folder}/labelmap.prototxt",
-    ]
-    assert main([*words, f"{folder}/", f"{folder}/one", f"{folder}/db"]) == 1
+    assert main(words(folder)) == 1
     assert message in capsys.readouterr().err
 
 

@@ -123,13 +123,6 @@ def test_bits(kind: str, expected: int) -> None:
     assert run(f"Bitwise{kind}", [a, b])[0].tolist() == [expected]
 
 
-@pytest.mark.parametrize("rows", [False, True])
-def test_where(rows: bool) -> None:
-    condition = np.array([True, False]) if rows else A > 1
-    expected = np.where(condition[:, None] if rows else condition, A, B)
-    assert_run("Where", [condition, A, B], expected, broadcast_on_rows=int(rows))
-
-
 @pytest.mark.parametrize(
     ("x", "value", "expected"),
     [

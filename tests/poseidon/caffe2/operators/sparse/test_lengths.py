@@ -17,17 +17,12 @@ X = numbers(5, 2)
 @pytest.mark.parametrize(
     ("kind", "inputs", "arguments", "expected"),
     [
-        ("LengthsToSegmentIds", [LENGTHS], {}, IDS),
-        ("LengthsToRanges", [LENGTHS], {}, [[0, 2], [2, 0], [2, 3]]),
         ("LengthsToOffsets", [LENGTHS], {}, [0, 2, 2]),
         ("LengthsToOffsets", [LENGTHS], {"include_last_offset": 1}, [0, 2, 2, 5]),
         ("LengthsToWeights", [np.array([4, 1], np.int32)], {}, [0.5] * 4 + [1]),
         ("LengthsToWeights", [np.array([2, 1], np.int32)], {"power": 1.0}, [0.5, 0.5, 1]),
-        ("LengthsRangeFill", [LENGTHS], {}, [0, 1, 0, 1, 2]),
-        ("SegmentIdsToLengths", [IDS], {}, LENGTHS),
         ("SegmentIdsToLengths", [IDS, np.zeros(4, "f4")], {}, [2, 0, 3, 0]),
         ("SegmentIdsToRanges", [IDS], {}, [[0, 2], [2, 0], [2, 3]]),
-        ("LengthsTile", [X[:3], LENGTHS], {}, X[[0, 0, 2, 2, 2]]),
     ],
 )
 def test_values(kind: str, inputs: list[Array], arguments: dict[str, Any], expected: Any) -> None:

@@ -53,30 +53,24 @@ def on_shards(folder: Path, *operators: Any, **blobs: Any) -> list[Workspace]:
         return list(pool.map(run, range(SHARDS)))
 
 
-CASES: dict[str, tuple[list[Any], dict[str, Any], str, list[Any]]] = {
-    "Allreduce": ([operator("Allreduce", ["world", "x"], ["x"])], {}, "x", [[[6, 6], [6, 6]]] * 3),
-    "Broadcast": (
-        [operator("Broadcast", ["world", "x"], ["x"], root=2)],
-        {},
-        "x",
-        [[[3, 3], [3, 3]]] * 3,
-    ),
+def twice(*rows: int) -> list[Any]:
+    return [[row] * 2 for row in rows]
+
+
+# The operators, the output that counts, and what each shard has there.
+CASES: dict[str, tuple[list[Any], str, list[Any]]] = {
+    "Allreduce": ([operator("Allreduce", ["world", "x"], ["x"])], "x", [twice(6, 6)] * 3),
+    "Broadcast": ([operator("Broadcast", ["world", "x"], ["x"], root=2)], "x", [twice(3, 3)] * 3),
     "Reduce": (
-        [operator("Reduce", ["world", "x"], ["y"], root=1)],
-        {},
-        "y",
-        [[[1, 1], [1, 1]], [[6, 6], [6, 6]], [[3, 3], [3, 3]]],
+        *([operator("Reduce", ["world", "x"], ["y"], root=1)], "y"),
+        [twice(1, 1), twice(6, 6), twice(3, 3)],
     ),
     "Allgather": (
-        [operator("Allgather", ["world", "x"], ["y"])],
-        {},
-        "y",
-        [[[i, i] for i in (1, 1, 2, 2, 3, 3)]] * 3,
+        *([operator("Allgather", ["world", "x"], ["y"])], "y"),
+        [twice(1, 1, 2, 2, 3, 3)] * 3,
     ),
     "ReduceScatter": (
-        [operator("ReduceScatter", ["world", "x", "counts"], ["x"])],
-        {"counts": [1, 2, 1]},
-        "x",
+        *([operator("ReduceScatter", ["world", "x", "counts"], ["x"])], "x"),
         [[6], [6, 6], [6]],
     ),
     "CloneCommonWorld": (
@@ -85,38 +79,31 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], str, list[Any]]] = {
             operator("Barrier", ["other"], []),
             operator("Allreduce", ["other", "x", "x"], ["a", "b"]),
         ],
-        {},
-        "b",
-        [[[12, 12], [12, 12]]] * 3,
+        *("b", [twice(12, 12)] * 3),
     ),
     "CreateCommonWorld of one that exists": (
         [
             operator("CreateCommonWorld", ["store", "world"], ["other"], size=3, rank=0),
             operator("Allreduce", ["other", "x"], ["x"]),
         ],
-        {},
-        "x",
-        [[[6, 6], [6, 6]]] * 3,
+        *("x", [twice(6, 6)] * 3),
     ),
     "DestroyCommonWorld": (
-        [operator("DestroyCommonWorld", ["world"], ["world"])],
-        {},
-        "x",
-        [[[i, i]] * 2 for i in (1, 2, 3)],
+        *([operator("DestroyCommonWorld", ["world"], ["world"])], "x"),
+        [twice(i, i) for i in (1, 2, 3)],
     ),
     "StoreAdd": (
         [operator("StoreAdd", ["store"], ["n"], blob_name="n", add_value=0)],
-        {},
-        "n",
-        [[0]] * 3,
+        *("n", [[0]] * 3),
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_operators_of_three_shards(name: str, tmp_path: Path) -> None:
-    operators, blobs, output, expected = CASES[name]
-    results = [own.get(output).value.tolist() for own in on_shards(tmp_path, *operators, **blobs)]
+    operators, output, expected = CASES[name]
+    shards = on_shards(tmp_path, *operators, counts=[1, 2, 1])
+    results = [own.get(output).value.tolist() for own in shards]
     assert results == expected
 
 

@@ -38,6 +38,3 @@ def test_the_momentum_of_storm_has_no_limit() -> None:
         "Storm", [W, M, np.zeros(1, "f4"), G, np.ones(1, "f4")], 3, momentum=100.0, beta=0.0
     )
     np.testing.assert_allclose(found[1], G + (1 - 100 * rate**2) * (M - G), rtol=1e-3, atol=1e-3)
-
-
-BETA, WINDOW, EPSILON = 0.9, 2, 1e-6

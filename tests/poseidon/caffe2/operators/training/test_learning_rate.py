@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
 from tests.support.caffe2_operators import run
+
+WARMUP = {"start_warmup_multiplier": 0.2, "constant_warmup_num_iter": 4}
+CYCLES = {"cyclical_max_lr": 1.0, "cyclical_step_size": 4, "linear_warmup_num_iter": 8}
+PARTS = {"sub_policy_0_policy": "fixed", "sub_policy_0_lr_scale": 3.0}
+PARTS |= {"sub_policy_1_policy": "exp", "sub_policy_1_gamma": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments", "factors"),
+    [
+        ("alter", {"active_period": 2, "inactive_period": 3, "active_first": 0}, {2: 0, 3: 1}),
+        ("cyclical", {"max_lr": 1.0, "stepsize": 2, "decay": 0.5}, {2: 2, 5: 1.25, 6: 1.5}),
+        ("cosine", {"max_lr": 0.5, "min_lr": 0.1, "period": 4, "t_mult": 2.0}, {2: 0.3, 8: 0.297}),
+        ("compositeCyclical", WARMUP | CYCLES, {8: 0.6, 14: 1.5, 22: 1.5}),
+        ("composite", {"sub_policy_num_iters": [2, 2], **PARTS}, {1: 3, 2: 3, 3: 0.125}),
+    ],
+)
+def test_settings_that_are_not_recorded(
+    policy: str, arguments: dict[str, Any], factors: dict[int, float]
+) -> None:
+    for iteration, factor in factors.items():
+        given = [np.array([iteration])]
+        (rate,) = run("LearningRate", given, base_lr=0.5, policy=policy, **arguments)
+        np.testing.assert_allclose(rate, 0.5 * factor, rtol=1e-5, atol=1e-7)
 
 
 def test_an_unknown_policy_names_all() -> None:
