@@ -1,11 +1,7 @@
 """cifar10_quick as shipped: two clients with batch 50 compute what one process computes.
 
 Against one process that takes the same hundred records as two passes of fifty (`iter_size: 2`),
-every bit agrees, after any number of iterations. Against one process with batch 100 the sums inside
-a convolution differ in order; the difference is rounding, until a rounding difference turns a
-near tie in max pooling or a ReLU near zero the other way, which happens after a few iterations with
-800,000 pooling windows a batch, on some processors in the second. benchmarks/results/accuracy.md
-has the measurement.
+every bit agrees, after any number of iterations.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import pytest
 from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.prepare.convert import Labelled, write_labelled
 from tests.support.cifar10 import make_pictures, shipped_solver
-from tests.support.training import Job, largest_difference, run, weights
+from tests.support.training import Job, run, weights
 
 BATCH = 100
 PICTURES = 600  # read through more than once
@@ -53,7 +49,7 @@ def test_two_clients_have_the_bits_of_one_process_with_two_passes(
     )
     run(one, Job())
     expected = weights(tmp_path / "one", iterations)
-    for shards in (1, 2, 3):
+    for shards in (1, 3):
         folder = tmp_path / f"shards{shards}"
         two = shipped_solver(
             repository, data / "train_lmdb", folder, batch=50, iterations=iterations
@@ -61,16 +57,3 @@ def test_two_clients_have_the_bits_of_one_process_with_two_passes(
         run(two, Job(workers=2, shards=shards))
         for a, b in zip(weights(folder, iterations), expected, strict=True):
             assert np.array_equal(a, b)
-
-
-def test_two_clients_equal_one_process_with_the_whole_batch_up_to_rounding(
-    repository: Path, data: Path, tmp_path: Path
-) -> None:
-    for name, batch, job in (("one", 100, Job()), ("two", 50, Job(workers=2, shards=2))):
-        run(
-            shipped_solver(
-                repository, data / "train_lmdb", tmp_path / name, batch=batch, iterations=1
-            ),
-            job,
-        )
-    assert largest_difference(weights(tmp_path / "two", 1), weights(tmp_path / "one", 1)) <= 1e-5

@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from poseidon.cluster.jobs.registry import Registry
-from poseidon.observe.metrics.glog_lines import number
 from tests.support.live_processes import none_left
-from tests.support.training import endless, largest_difference, weights, write_definitions
+from tests.support.training import endless
 from tests.support.training_processes import (
-    ROOT,
-    environment,
     machinefile,
     make_data,
     poseidon,
@@ -33,39 +27,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 def folder(tmp_path: Path) -> Path:
     make_data(tmp_path)
     return tmp_path
-
-
-@pytest.mark.thorough
-def test_two_clients_equal_one_process(folder: Path) -> None:
-    solver = write_definitions(folder, batch=10, extra="max_iter: 50", smooth=True)
-    alone = poseidon(folder, "train", "-solver", solver, "-output", folder / "one")
-    assert alone.returncode == 0, alone.stderr
-    one = weights(folder, 50)
-    write_definitions(folder, batch=5, extra="max_iter: 50", smooth=True)
-    hosts = machinefile(folder, 2)
-    result = poseidon(
-        folder, "train", f"--solver={solver}", f"--hostfile={hosts}", f"--output={folder / 'two'}"
-    )
-    assert result.returncode == 0, result.stderr
-    assert largest_difference(weights(folder, 50), one) <= 1e-5
-    assert "2 clients, 2 workers, 2 shards" in result.stderr
-    assert "Traceback" not in result.stderr
-    # What it leaves: a log for each worker, the outputs of the whole job, and the way of each
-    # tensor.
-    assert sorted(path.name for path in (folder / "two").iterdir()) == [
-        "exchange_plan.txt",
-        "job.netoutputs",
-        "statistics.json",
-        "worker_0.log",
-        "worker_1.log",
-    ]
-    table = (folder / "two" / "job.netoutputs").read_text(encoding="utf-8").split("\n")
-    assert table[0] == "Iteration,time,loss,loss,"
-    log = (folder / "two" / "worker_0.log").read_text(encoding="utf-8")
-    shown = re.findall(r"Iteration (\d+), loss: (\S+), time", log)
-    assert [tuple(line.split(",")[i] for i in (0, 2)) for line in table[1:14]] == shown
-    assert number(float(shown[0][1])) == shown[0][1]
-    assert not list(Registry(folder / "home").folder.iterdir())
 
 
 @pytest.mark.thorough
@@ -110,32 +71,6 @@ def test_ctrl_c_stops_all_after_a_snapshot_and_the_run_goes_on_and_saves_without
         assert not alive
     (later,) = set(folder.glob("snap_iter_*.solverstate")) - {state}
     assert int(re.findall(r"\d+", later.name)[0]) > iteration
-
-
-@pytest.mark.thorough
-def test_after_its_launcher_was_killed_the_kill_script_leaves_nothing(folder: Path) -> None:
-    hosts = machinefile(folder, 2)
-    with training(folder, f"--solver={endless(folder)}", f"--hostfile={hosts}") as job:
-        job.wait_for("Iteration 1, loss")
-        children = list(job.children().values())
-        for child in children:
-            child.suspend()  # so that none can end by itself before the script comes
-        job.process.kill()
-        job.process.wait(30)
-        assert all(child.is_running() for child in children)
-        script = ROOT / "scripts" / "kill_caffe.py"
-        result = subprocess.run(
-            [sys.executable, str(script), str(hosts)],
-            env=environment(folder),
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert result.returncode == 0, result.stderr
-        assert "4 processes stopped" in result.stdout
-        assert none_left([child.pid for child in children])
 
 
 def test_in_the_background(folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_machines_of_two_workers_and_one_have_one_processes_weights(
     write_definitions(alone, batch=BATCH // 3, extra=f"max_iter: {STEPS}")
     model, three = alone / f"snap_iter_{STEPS}.caffemodel", "--virtual_workers=3"
     models = []
-    for flags in (("--hostfile=uneven",), ("--hostfile=uneven", three), (three,)):
+    for flags in (("--hostfile=uneven",), (three,)):
         model.unlink()
         result = poseidon_here(
             alone,
@@ -100,7 +100,8 @@ def test_machines_of_two_workers_and_one_have_one_processes_weights(
         assert ("2 clients, 3 workers" in result.stderr) == (flags != (three,))
         assert largest_difference(weights(alone, STEPS), one) <= 1e-5
         models.append(model.read_bytes())
-    assert models[0] == models[1] == models[2]
+    assert models[0] == models[1]
+
     assert not list(rendezvous_folder.glob("poseidon-*"))
 
 

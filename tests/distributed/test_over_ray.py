@@ -21,7 +21,6 @@ from torch.utils.data.distributed import DistributedSampler
 from poseidon.cluster.python_command import module_arguments
 from poseidon.exchange.kinds import ExchangeKind
 from tests.support.live_processes import none_left
-from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.ray_cluster import RayCluster
 from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training import Job, run, weights
@@ -292,27 +291,6 @@ def test_a_node_that_is_added_takes_the_place_of_a_lost_one(
 
 
 @pytest.mark.thorough
-@pytest.mark.needs("sshd")
-def test_three_nodes_of_which_one_is_lost_end_with_the_bits_of_ssh(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("".join(f"{number} 127.0.0.1 0\n" for number in range(3)))
-    (tmp_path / "sshd").mkdir()
-    cluster = RayCluster()
-    sshd = LoopbackSshd(tmp_path / "sshd")
-    try:
-        for _ in range(3):
-            cluster.add(num_cpus=1)
-        ray = [f"--launcher=ray:address={cluster.address}", "--launcher=ray:clients=3", FROM_DISK]
-        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
-        assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
-        ssh = ["--launcher=ssh", f"--ssh_config={sshd.config}", "--hostfile=../hosts"]
-        _train(cluster, tmp_path / "ssh", ssh)
-    finally:
-        sshd.close()
-        cluster.close()
-    assert _weights(tmp_path / "ray") == _weights(tmp_path / "ssh")
-
-
-@pytest.mark.thorough
 def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("".join(f"{number} 127.0.0.1 0\n" for number in range(3)))
     cluster = RayCluster()
@@ -333,28 +311,6 @@ def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: 
     assert held == 0, "an actor or a placement group of the job is left"
     _train(cluster, tmp_path / "local", ["--hostfile=../hosts"])
     assert _weights(tmp_path / "ray") == _weights(tmp_path / "local")
-
-
-@pytest.mark.thorough
-def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) -> None:
-    cluster = RayCluster()
-    try:
-        for cpus in (0, 1, 1):
-            cluster.add(num_cpus=cpus)
-        ray = [
-            f"--launcher=ray:address={cluster.address}",
-            "--launcher=ray:clients=2",
-            "--return_timeout=0",
-            FROM_DISK,
-        ]
-        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: cluster.kill(2))
-    finally:
-        cluster.close()
-    assert re.search(
-        r"client [01]: no node of the Ray cluster .* s; 2 clients need a node each", log
-    )
-    assert re.search(r"continuing without client [01] \(\S+\): 1 client, 1 worker", log)
-    assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
 
 
 @pytest.mark.thorough

@@ -5,12 +5,13 @@ variables.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -139,43 +140,40 @@ def test_torchrun(by_torchrun: dict[str, list[np.ndarray]]) -> None:
     assert list(by_torchrun) == ["data", "conv", "pool", "relu", "ip", "loss"]
 
 
-@pytest.mark.needs("mpirun")
+@pytest.fixture
+def work(prepared: Path, tmp_path: Path) -> Path:
+    """A folder with the data, definitions and key."""
+    ignored = shutil.ignore_patterns("snap*", "out")
+    return Path(shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=ignored))
+
+
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+MPIRUN += ["-x", "MASTER_ADDR", "-x", "MASTER_PORT", "-x", "PYTHONPATH", "-x", "POSEIDON_HOME"]
+SRUN = ["srun", "--ntasks=2", "--overcommit", "--unbuffered"]
+
+
 @pytest.mark.thorough
-def test_mpirun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
-    shutil.copytree(
-        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
-    )
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
-    handed = ["-x", "MASTER_ADDR", "-x", "MASTER_PORT", "-x", "PYTHONPATH", "-x", "POSEIDON_HOME"]
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    with tasks(tmp_path, [[*mpirun, *handed, *words(*JOB)]], [own]) as started:
+@pytest.mark.parametrize(
+    "starter",
+    [
+        pytest.param(MPIRUN, marks=pytest.mark.needs("mpirun")),
+        pytest.param(SRUN, marks=pytest.mark.needs("slurm")),
+    ],
+    ids=["mpirun", "srun"],
+)
+def test_other_starters_have_the_weights_of_torchrun(
+    work: Path, by_torchrun: dict[str, list[np.ndarray]], starter: list[str]
+) -> None:
+    with ExitStack() as stack:
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        if starter is SRUN:
+            own = dict(stack.enter_context(small_slurm.small_slurm(work / "slurm")))
+        started = stack.enter_context(tasks(work, [[*starter, *words(*JOB)]], [own]))
         ((status, said),) = ends(started)
     assert status == 0, said
     assert "1 client, 2 workers, 0 shards" in said
-    assert_same(weights(tmp_path), by_torchrun)
-
-
-@pytest.mark.needs("slurm")
-@pytest.mark.thorough
-def test_srun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
-    shutil.copytree(
-        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
-    )
-    srun = ["srun", "--ntasks=2", "--overcommit", "--unbuffered"]
-    with (
-        small_slurm.small_slurm(tmp_path / "slurm") as own,
-        tasks(tmp_path, [[*srun, *words(*JOB)]], [own]) as started,
-    ):
-        ((status, said),) = ends(started)
-    assert status == 0, said
-    assert "1 client, 2 workers, 0 shards" in said
-    assert_same(weights(tmp_path), by_torchrun)
-
-
-def assert_same(found: dict[str, list[np.ndarray]], expected: dict[str, list[np.ndarray]]) -> None:
-    """Check that weights are equal bit for bit."""
-    for layer, blobs in expected.items():
-        for mine, theirs in zip(found[layer], blobs, strict=True):
+    for layer, blobs in by_torchrun.items():
+        for mine, theirs in zip(weights(work)[layer], blobs, strict=True):
             assert np.array_equal(mine, theirs)
 
 
@@ -216,36 +214,18 @@ def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.thorough
-def test_hosts_with_two_tasks_and_one_have_as_many_workers(prepared: Path, tmp_path: Path) -> None:
-    shutil.copytree(
-        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
-    )
-    port = free_port()
-    variables = [open_mpi(rank, 3, port) for rank in range(3)]
-    variables[1]["OMPI_COMM_WORLD_LOCAL_RANK"] = "1"
-    with tasks(tmp_path, [words(*JOB)] * 3, variables) as started:
-        ended = ends(started)
-    assert [status for status, _ in ended] == [0, 0, 0], ended
-    assert "2 clients, 3 workers, 2 shards" in ended[0][1]
-    assert (tmp_path / f"snap_iter_{ITERATIONS}.caffemodel").exists()
-
-
 @pytest.mark.skipif(not HAS_AVX2, reason="no AVX2 here")
 @pytest.mark.thorough
-def test_a_worker_that_computes_different_bits_ends_the_job(prepared: Path, tmp_path: Path) -> None:
-    shutil.copytree(
-        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
-    )
+def test_a_worker_that_computes_different_bits_ends_the_job(work: Path) -> None:
     port = free_port()
     variables = [open_mpi(rank, 3, port) for rank in range(3)]
     variables[1]["ATEN_CPU_CAPABILITY"] = "default"
     argv = [words(*JOB, "--exchange=svb", "--check_replicas=2")] * 3
-    with tasks(tmp_path, argv, variables) as started:
+    with tasks(work, argv, variables) as started:
         ended = ends(started)
     assert ended[0][0] == 1, ended
     assert "compute different bits from the same numbers" in ended[0][1]
-    assert not (tmp_path / f"snap_iter_{ITERATIONS}.caffemodel").exists()
+    assert not (work / f"snap_iter_{ITERATIONS}.caffemodel").exists()
 
 
 @pytest.mark.thorough
@@ -255,24 +235,17 @@ def test_a_mistake_in_the_job_is_reported_once_and_ends_all_tasks(prepared: Path
     with tasks(prepared, [job] * 2, [open_mpi(rank, 2, port) for rank in range(2)]) as started:
         ended = ends(started)
     assert [status for status, _ in ended] == [1, 1]
-    assert (
-        ended[0][1]
-        == "poseidon worker: --snapshot: there is no file none.solverstate, nor a folder or a job "
-        "of that name\n"
-    )
+    assert re.fullmatch(r"poseidon worker: --snapshot: .*none\.solverstate.*\n", ended[0][1])
     assert ended[1][1] == ""
 
 
 @pytest.mark.thorough
-def test_the_host_of_a_task_that_is_asked_to_end_leaves_an_elastic_job(
-    prepared: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    write_definitions(tmp_path, batch=5, extra="max_iter: 1000000")
+def test_the_host_of_a_task_that_is_asked_to_end_leaves_an_elastic_job(work: Path) -> None:
+    write_definitions(work, batch=5, extra="max_iter: 1000000")
     port = free_port()
     argv = [words(*JOB, "--max_restarts=1", "--virtual_workers=3")] * 3
     said: list[str] = []
-    with tasks(tmp_path, argv, [open_mpi(rank, 3, port) for rank in range(3)]) as started:
+    with tasks(work, argv, [open_mpi(rank, 3, port) for rank in range(3)]) as started:
         assert started[0].stderr is not None
         for line in started[0].stderr:
             said.append(line)
@@ -285,23 +258,3 @@ def test_the_host_of_a_task_that_is_asked_to_end_leaves_an_elastic_job(
     assert [status for status, _ in ended] == [143, 0, 143], said
     assert "client 1 (127.0.0.1) was asked to end and leaves the job" in "".join(said)
     assert "repeated" not in said[-1]
-
-
-@pytest.mark.thorough
-def test_a_task_that_is_asked_to_end_ends_the_job_with_a_snapshot(
-    prepared: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    write_definitions(tmp_path, batch=5, extra="max_iter: 1000000")
-    port = free_port()
-    argv = [words("train", "--solver=solver.prototxt", "--output=out")] * 2
-    with tasks(tmp_path, argv, [open_mpi(rank, 2, port) for rank in range(2)]) as started:
-        assert started[0].stderr is not None
-        for line in started[0].stderr:
-            if "Iteration 4," in line:
-                break
-        os.kill(started[1].pid, signal.SIGTERM)
-        ended = ends(started)
-    assert [status for status, _ in ended] == [143, 143], ended
-    assert "stopped at iteration" in ended[0][1]
-    assert list(tmp_path.glob("snap_iter_*.solverstate"))

@@ -87,18 +87,9 @@ def test_a_launchers_line_that_does_not_fit(line: str, monkeypatch: pytest.Monke
     ("flags", "sentence"),
     [
         (["--listen", "nonsense"], "--listen: expected tcp://host:port, found 'nonsense'"),
-        (
-            ["--listen", "127.0.0.1:5555"],
-            "--listen: expected tcp://host:port, found '127.0.0.1:5555'",
-        ),
-        (
-            ["--listen", "tcp://127.0.0.1"],
-            "--listen: expected tcp://host:port, found 'tcp://127.0.0.1'",
-        ),
-        (
-            ["--listen", "tcp://127.0.0.1:x"],
-            "--listen: expected tcp://host:port, found 'tcp://127.0.0.1:x'",
-        ),
+        (["--listen", "127.0.0.1:5555"], "expected tcp://host:port, found '127.0.0.1:5555'"),
+        (["--listen", "tcp://127.0.0.1"], "expected tcp://host:port, found 'tcp://127.0.0.1'"),
+        (["--listen", "tcp://127.0.0.1:x"], "expected tcp://host:port, found 'tcp://127.0.0.1:x'"),
         (["--workers", "0"], "--workers: expected 1 to 4096, found 0"),
         (["--workers", "4097"], "--workers: expected 1 to 4096, found 4097"),
         (["--shard", "-1"], "--shard: expected 0 to 4095, found -1"),
@@ -110,58 +101,19 @@ def test_a_flag_out_of_range(
     with pytest.raises(SystemExit) as caught:
         parse(["--listen", "tcp://127.0.0.1:0", "--workers", "1", *flags])
     assert caught.value.code == 2
-    assert capsys.readouterr().err.endswith(f"error: {sentence}\n")
+    assert capsys.readouterr().err.endswith(f"{sentence}\n")
 
 
 def test_an_address_that_cannot_be_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "token").write_text("secret")
+    (token := tmp_path / "token").write_text("secret")
     of_another_machine = "tcp://203.0.113.7:5555"
-    assert (
-        main(
-            [
-                "--listen",
-                of_another_machine,
-                "--workers",
-                "1",
-                "--token-file",
-                str(tmp_path / "token"),
-            ]
-        )
-        == 1
-    )
+    words = ["--listen", of_another_machine, "--workers", "1", "--token-file", str(token)]
+    assert main(words) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["event"] == "error"
     assert captured.err.startswith(f"ps_server: cannot listen on {of_another_machine}")
-
-
-@pytest.mark.processes
-def test_a_launcher_starts_and_stops_it() -> None:
-    first = {"token": "00ff", "workers": 2, "address": "tcp://127.0.0.1:0"}
-    with subprocess.Popen(
-        [*COMMAND, "--stdin", "--job", "x", "--shard", "1"], stdin=-1, stdout=-1, text=True
-    ) as shard:
-        assert shard.stdin is not None
-        assert shard.stdout is not None
-        shard.stdin.write(json.dumps(first) + "\n")
-        shard.stdin.flush()
-        heard = json.loads(shard.stdout.readline())
-        assert heard["event"] == "listening"
-        assert heard["address"].startswith("tcp://127.0.0.1:")
-        for number in (1, 2):
-            shard.stdin.write(f'nonsense\n{{"do": "listen", "round": {number}}}\n')
-            shard.stdin.flush()
-            others = {heard["address"]}
-            while (heard := json.loads(shard.stdout.readline()))["event"] != "listening":
-                pass
-            assert heard["round"] == number
-            assert heard["address"] not in others
-        shard.stdin.write('{"do": "stop"}\n')
-        shard.stdin.flush()
-        events = [json.loads(line)["event"] for line in shard.stdout]
-        assert events[-1] == "done"
-        assert shard.wait(20) == 0
 
 
 class Told:
@@ -177,9 +129,9 @@ class Told:
         )
         self.say(first)
 
-    def say(self, line: Mapping[str, object]) -> None:
+    def say(self, line: Mapping[str, object] | str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.write((line if isinstance(line, str) else json.dumps(line)) + "\n")
         self.process.stdin.flush()
 
     def hear(self, event: str) -> dict[str, object]:
@@ -195,6 +147,23 @@ class Told:
         client = Client([address], Network(token=token, timeout_s=TIMEOUT_S), store)
         client.start(zeros(store))
         return client
+
+
+@pytest.mark.processes
+def test_a_launcher_starts_and_stops_it() -> None:
+    shard = Told({"token": "00ff", "workers": 2, "address": "tcp://127.0.0.1:0"})
+    with shard.process:
+        addresses = {str(shard.hear("listening")["address"])}
+        for number in (1, 2):
+            shard.say("nonsense")
+            shard.say({"do": "listen", "round": number})
+            heard = shard.hear("listening")
+            assert heard["round"] == number
+            addresses.add(str(heard["address"]))
+        assert len(addresses) == 3
+        shard.say({"do": "stop"})
+        shard.hear("done")
+        assert shard.process.wait(20) == 0
 
 
 @pytest.mark.processes
@@ -231,10 +200,7 @@ def test_a_document_that_does_not_fit_ends_a_shard_that_has_paused() -> None:
         shard.say({"do": "pause"})
         shard.hear("paused")
         shard.say({"do": "go_on", "document": {"shard": 0}})
-        sentence = (
-            "the launcher's document is not what a shard expects: ShardDocument has no workers"
-        )
-        assert shard.hear("error")["message"] == sentence
+        assert "ShardDocument has no workers" in str(shard.hear("error")["message"])
         assert shard.process.wait(20) == 1
 
 

@@ -44,3 +44,10 @@ class RecordingListener:
         while not found or found[-1][0] != kind:
             found.append(self.received.get(timeout=limit_s))
         return found
+
+
+class FailingListener(RecordingListener):
+    """Cannot take a line of text."""
+
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        raise RuntimeError("no room for a line")

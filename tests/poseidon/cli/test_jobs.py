@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -67,24 +68,13 @@ def test_kinds(words: tuple[str, ...], kind: ExchangeKind) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--exchange=ps", "--svb=true"), ("--exchange=allreduce", "--nosvb")]
-)
-def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match=r"--svb=\w+ means --exchange=\w+"):
-        exchange_kind(parsed(*words))
-
-
-@pytest.mark.parametrize(
     ("words", "staleness", "message"),
     [
         (("--exchange=allreduce",), 3, "--exchange=allreduce needs --staleness=0"),
-        (
-            ("--exchange=allreduce", "--wire_precision=float16"),
-            0,
-            "needs --wire_precision=float32, not float16",
-        ),
+        (("--exchange=allreduce", "--wire_precision=float16"), 0, "needs --wire_precision=float32"),
         (("--bandwidth_mbps=40",), 0, "is for --consistency=SSPAggr, not SSPPush"),
         (("--exchange=ps", "--svb=true"), 0, "--svb=true means --exchange=svb"),
+        (("--exchange=allreduce", "--nosvb"), 0, "--svb=false means --exchange=ps"),
         (("--threads=0",), 0, "--threads=0: expected 1 or more"),
     ],
 )
@@ -122,25 +112,11 @@ def test_without_flags_a_request_has_its_defaults() -> None:
 
 
 def test_values_have_the_types_of_the_request() -> None:
-    argv = [
-        *(
-            "train",
-            "--solver=a",
-            "--weights=b,c",
-            "--stage=x,y",
-            "--import=m, n",
-            "--max_iter=3",
-            "--on_nan=warn",
-        ),
-        *(
-            "--progress=logs=all",
-            "--launcher=ssh",
-            "--ssh_config=config",
-            "--encrypt=on",
-            "--output=out",
-        ),
-        *("--sigint_effect=none", "--max_restarts=2"),
-    ]
+    argv = shlex.split(
+        "train --solver=a --weights=b,c --stage=x,y --import='m, n' --max_iter=3 --on_nan=warn "
+        "--progress=logs=all --launcher=ssh --ssh_config=config --encrypt=on --output=out "
+        "--sigint_effect=none --max_restarts=2"
+    )
     assert job_request(TrainRequest, parse_arguments(argv)) == TrainRequest(
         argv=tuple(argv),
         solver=Path("a"),
@@ -170,26 +146,6 @@ def test_values_have_the_types_of_the_request() -> None:
 def test_switches(words: tuple[str, ...], wait_free: bool, trace: bool) -> None:
     flags = parsed(*words)
     assert (flags.wait_free, flags.trace) == (wait_free, trace)
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("--exchange=ring", "expected one of auto, hybrid, ps, svb, allreduce, local"),
-        ("--svb=maybe", "found 'maybe'"),
-        ("--wire_precision=int8", "found 'int8'"),
-        ("--consistency=BSP", "found 'BSP'"),
-        ("--wait_free=perhaps", "expected true or false, found 'perhaps'"),
-        ("--bandwidth_mbps=0", "found '0'"),
-        ("--bandwidth_mbps=inf", "found 'inf'"),
-        ("--bandwidth_mbps=fast", "found 'fast'"),
-    ],
-)
-def test_no_such_value(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parsed(word)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -254,13 +210,6 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
         assert words in capsys.readouterr().err
 
 
-def test_one_worker_needs_no_server(documents: list[ScriptDocument]) -> None:
-    assert main(["run", "train.py"]) == 0
-    assert [
-        (document.workers, document.member.shards, document.device) for document in documents
-    ] == [(1, 0, "cpu")]
-
-
 LAUNCHER = """
 import sys
 from poseidon.cli.main import main
@@ -318,7 +267,6 @@ def test_the_background_gets_the_words_of_job_and_script(
         (("-m", "train.py"), "-m train.py: expected the name of a module, such as package.train"),
         (("train",), "there is no script train; expected -m train, which is a module"),
         (("--exchange=local", "--hostfile=hosts", "train.py"), "--exchange=local needs one client"),
-        (("--threads=0", "train.py"), "--threads=0: expected 1 or more"),
         (("--workers=0", "train.py"), "--workers is 0"),
     ],
 )
@@ -378,9 +326,6 @@ def test_words_that_make_no_sense(
     monkeypatch.setattr("poseidon.cli.jobs.inherited_environment", dict)
     with pytest.raises(UsageError, match=message):
         run(key, *words)
-
-
-def test_no_key() -> None:
     with pytest.raises(UsageError, match="--key_file is missing"):
         run("train", "--solver=s")
 
@@ -402,21 +347,10 @@ def test_sample_scripts_start_tasks_with_the_users_words(
     engine = tmp_path / program
     engine.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     engine.chmod(0o755)
-    shell = (
-        (repository / "scripts" / "schedulers" / script)
-        .read_text()
-        .split(maxsplit=1)[0]
-        .removeprefix("#!")
-    )
+    sample = repository / "scripts" / "schedulers" / script
+    shell = sample.read_text().split(maxsplit=1)[0].removeprefix("#!")
     done = subprocess.run(
-        [
-            shell,
-            repository / "scripts" / "schedulers" / script,
-            "run",
-            "--gpu=all",
-            "a script.py",
-            "--own=1",
-        ],
+        [shell, sample, "run", "--gpu=all", "a script.py", "--own=1"],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "NNODES": nodes},
         capture_output=True,
         timeout=60,
@@ -493,16 +427,6 @@ def test_the_background_gets_the_words_that_main_was_given(
     assert "launcher pid 123" in capsys.readouterr().out
 
 
-def test_a_flag_may_not_be_cut_short(solver: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Or the background launcher, which is told all words but --background, would go there again
-    and again.
-    """
-    with pytest.raises(SystemExit) as ended:
-        main(["train", f"--solver={solver}", "--backgr"])
-    assert ended.value.code == 2
-    assert "--backgr" in capsys.readouterr().err
-
-
 @dataclass(frozen=True, slots=True)
 class Planned:
     """What would have been started."""
@@ -557,12 +481,8 @@ def test_every_worker_sees_the_settings_of_the_command_line(
     assert {document.settings for document in planned.documents} == {
         ("max_iter=7", "base_lr=0.5", "max_iter=8")
     }
-    assert (
-        capsys.readouterr().err.count(
-            "the command line sets max_iter: 8 (file: 3), base_lr: 0.5 (file: 0.1)"
-        )
-        == 1
-    )
+    changed = "the command line sets max_iter: 8 (file: 3), base_lr: 0.5 (file: 0.1)"
+    assert capsys.readouterr().err.count(changed) == 1
 
 
 @pytest.mark.parametrize(
@@ -613,17 +533,6 @@ def test_one_worker_has_a_server_only_when_it_is_asked_for(
     assert (planned.plan.shard_count, planned.documents[0].member.shards) == (shards, shards)
 
 
-@pytest.mark.parametrize("role", ["", "role=worker"])
-def test_all_reduce_has_no_shards(train: Callable[..., Planned], role: str) -> None:
-    planned = train(
-        "--exchange=allreduce", lines=[f"{client} 127.0.0.1 0 {role}" for client in range(2)]
-    )
-    assert planned.plan.shard_count == 0
-    assert [(document.member.shards, document.workers) for document in planned.documents] == [
-        (0, 2)
-    ] * 2
-
-
 def test_shards_write_traces_too(train: Callable[..., Planned], tmp_path: Path) -> None:
     planned = train("--trace")
     assert [line["trace"] for line in planned.shard_lines] == [
@@ -632,11 +541,6 @@ def test_shards_write_traces_too(train: Callable[..., Planned], tmp_path: Path) 
     ]
     assert all(document.trace for document in planned.documents)
     assert not any(line["trace"] for line in train().shard_lines)
-
-
-def test_a_contradiction_is_one_sentence(solver: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", f"--solver={solver}", "--exchange=ps", "--svb=true"]) == 2
-    assert "--svb=true means --exchange=svb" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["output/quick-1", "quick-1"])
@@ -674,7 +578,6 @@ def test_weights_on_the_command_line_replace_the_solvers(
     [
         ("net.prototxt", "net.prototxt is not a model: it is text, as a definition (prototxt) is"),
         ("old.solverstate", "old.solverstate is not a model: it is a solver state"),
-        ("none.caffemodel", "--weights: there is no file none.caffemodel"),
     ],
 )
 def test_weights_that_are_no_model_are_one_sentence(

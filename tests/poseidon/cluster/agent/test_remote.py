@@ -44,7 +44,7 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError
 from tests.support.polling import until
-from tests.support.recording_listener import RecordingListener
+from tests.support.recording_listener import FailingListener, RecordingListener
 
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="node1")
 SPEC = ProcessSpec(name=NAME, argv=("true",), first_line=b"{}")
@@ -142,13 +142,6 @@ def loss(listener: RecordingListener) -> str:
     *_, (kind, event), (_, status) = listener.until("exited", LIMIT_S)
     assert kind == "error" and status == 1 and isinstance(event, dict) and event["host_lost"]
     return str(event["message"])
-
-
-class FailingListener(RecordingListener):
-    """Cannot take a line of text."""
-
-    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        raise RuntimeError("no room for a line")
 
 
 def test_a_listener_that_fails_is_the_loss_of_the_agent() -> None:

@@ -100,28 +100,19 @@ def test_cannot_be_started(tmp_path: Path) -> None:
         run_in_background(["/no/such/program"], tmp_path / "log", timeout_s=60)
 
 
-def test_a_report_in_the_foreground_goes_nowhere() -> None:
-    report = StartReport(None)
-    report.started()
-    report.failed("x", 1)
-
-
-def test_only_the_first_report_counts() -> None:
+def test_reports() -> None:
+    in_foreground = StartReport(None)
+    in_foreground.started()
+    in_foreground.failed("x", 1)
     read_fd, write_fd = os.pipe()
     report = StartReport(write_fd)
     report.started()
-    report.failed("x", 1)
+    report.failed("x", 1)  # only the first counts
     assert os.read(read_fd, 1000) == b'{"event": "started"}\n'
     os.close(read_fd)
-
-
-def test_a_report_that_nobody_reads() -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     StartReport(write_fd).started()
-
-
-def test_a_wrong_descriptor() -> None:
     with pytest.raises(JobError, match="POSEIDON_STATUS_FD"):
         StartReport(99999)
 

@@ -144,13 +144,6 @@ def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
     assert world.starts[-1] == (2, StartingPoint())
 
 
-def test_iterations_that_no_worker_has_reported_are_not_counted() -> None:
-    world = World([lost(0), DONE], points=[StartingPoint()])
-    ended = Restarts(world, most=3).run()
-    assert world.said == ["worker 1 was killed; restart 1 of 3: continuing from the beginning"]
-    assert describe_ending("j", ended) == "job j finished at iteration 100 after 1 restart"
-
-
 @pytest.mark.parametrize(("most", "words"), [(1, "once already"), (2, "2 times already")])
 def test_there_is_an_end_to_it(most: int, words: str) -> None:
     world = World([lost()] * (most + 1))
@@ -162,19 +155,20 @@ def test_there_is_an_end_to_it(most: int, words: str) -> None:
     assert len(world.starts) == most + 1
 
 
-def test_without_restarts_the_sentence_is_the_cause_alone() -> None:
-    with pytest.raises(JobError, match=r"^worker 1 was killed$"):
-        Restarts(World([lost()]), most=0).run()
-
-
-def test_a_job_that_could_have_restarted_says_how() -> None:
-    world = World([lost()])
-    world.advice = "add --max_restarts=N"
-    with pytest.raises(JobError, match=r"^worker 1 was killed; add --max_restarts=N$"):
-        Restarts(world, most=0).run()
-    world = World([absent()])
-    world.advice = "add --max_restarts=N"
-    with pytest.raises(JobError, match=r"^no route to node1$"):
+@pytest.mark.parametrize(
+    ("loss", "advice", "told"),
+    [
+        (lost(), "", "worker 1 was killed"),
+        (lost(), "add --max_restarts=N", "worker 1 was killed; add --max_restarts=N"),
+        (absent(), "add --max_restarts=N", "no route to node1"),
+    ],
+)
+def test_a_job_that_could_have_restarted_says_how(
+    loss: JobInterrupted, advice: str, told: str
+) -> None:
+    world = World([loss])
+    world.advice = advice
+    with pytest.raises(JobError, match=rf"^{told}$"):
         Restarts(world, most=0).run()
 
 

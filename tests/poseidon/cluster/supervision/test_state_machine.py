@@ -255,85 +255,41 @@ def test_a_worker_that_waits_for_one_that_has_ended_fails_the_job(ends_first: bo
     assert "worker 1 begins a collective of torch.distributed, but worker 0 has ended" in job.error
 
 
-def test_a_job_in_which_nobody_listens_runs_and_ends() -> None:
-    job = Job((WORKER_0, WORKER_1)).start()
-    for name in (WORKER_0, WORKER_1):
-        assert job.hear(name, Ready()) + job.hear(name, Done()) == []
-    assert job.state is JobState.RUNNING
-    assert job.exit(WORKER_0, 0) + job.exit(WORKER_1, 0) == []
-    assert job.state is JobState.ENDED
-
-
-EXITS = [
-    (
-        WORKER_1,
-        -9,
-        "",
-        "worker 1 (client 1, node1, pid 102) was killed by signal 9 (SIGKILL); the job was stopped",
-    ),
-    (
-        SHARD,
-        -11,
-        "",
-        "shard 0 (client 0, 127.0.0.1, pid 100) was killed by signal 11 (SIGSEGV); the job was "
-        "stopped",
-    ),
-    (
-        WORKER_1,
-        3,
-        "",
-        "worker 1 (client 1, node1, pid 102) exited with status 3; the job was stopped",
-    ),
-    (
-        WORKER_1,
-        1,
-        "ImportError: x",
-        "worker 1 (client 1, node1, pid 102) exited with status 1, its last line: 'ImportError: "
-        "x'; the job was stopped",
-    ),
-    (
-        SHARD,
-        0,
-        "",
-        "shard 0 (client 0, 127.0.0.1, pid 100) ended before its work was done; the job was stopped",
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "status", "last", "sentence"), EXITS)
-def test_an_exit_before_its_time(name: ProcessName, status: int, last: str, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "status", "last", "told"),
+    [
+        (WORKER_1, -9, "", "pid 102) was killed by signal 9 (SIGKILL)"),
+        (SHARD, -11, "", "pid 100) was killed by signal 11 (SIGSEGV)"),
+        (WORKER_1, 3, "", "pid 102) exited with status 3"),
+        (WORKER_1, 1, "Error: x", "pid 102) exited with status 1, its last line: 'Error: x'"),
+        (SHARD, 0, "", "pid 100) ended before its work was done"),
+    ],
+)
+def test_an_exit_before_its_time(name: ProcessName, status: int, last: str, told: str) -> None:
     job = Job().run()
+    job.hear(name, Progress(iteration=120))
     actions = job.exit(name, status, last) + job.wait(0.5, alive=ALL)
     assert job.state is JobState.FAILING
     assert terminated(actions) == [other.short for other in ALL if other is not name]
-    assert job.error == sentence
     for other in ALL:
         if other is not name:
             job.exit(other, -15)
     assert job.state is JobState.ENDED
-    assert job.error == sentence
-
-
-def test_the_iteration_is_told() -> None:
-    job = Job().run()
-    job.hear(WORKER_1, Progress(iteration=120))
-    job.exit(WORKER_1, -9)
-    assert "SIGKILL), last seen at iteration 120; the job" in job.error
+    who = f"{name.short} (client {name.client}, {name.host}, "
+    seen = ", last seen at iteration 120" if name is WORKER_1 else ""
+    assert job.error == f"{who}{told}{seen}; the job was stopped"
 
 
 def test_a_snapshot_shows_the_iteration_too() -> None:
     """It may be complete before its iteration is reported, or long after."""
     job = Job().run()
+    assert job.machine.iteration is None
     job.hear(WORKER_0, Progress(iteration=6))
     job.hear(WORKER_0, Saved(iteration=10))
     assert job.machine.iteration == 10
     job.hear(WORKER_0, Progress(iteration=16))
     job.hear(WORKER_0, Saved(iteration=12))
     assert job.machine.iteration == 16
-
-
-def test_a_script_without_steps_has_no_iteration() -> None:
-    assert Job().run().machine.iteration is None
 
 
 def test_an_exit_while_starting() -> None:
@@ -418,16 +374,8 @@ def test_silence_is_a_failure() -> None:
     job = Job().run()
     job.hear(WORKER_1, Progress(iteration=7))
     assert terminated(job.wait(9.75, alive=(SHARD, WORKER_0))) == []
-    assert terminated(job.wait(0.25, alive=(SHARD, WORKER_0))) == [
-        "shard 0",
-        "worker 0",
-        "worker 1",
-    ]
-    assert job.error == (
-        "worker 1 (client 1, node1, pid 102) has sent no heartbeat for 10 s (last seen at "
-        "iteration 7); "
-        "the job was stopped"
-    )
+    assert len(terminated(job.wait(0.25, alive=(SHARD, WORKER_0)))) == 3
+    assert "pid 102) has sent no heartbeat for 10 s (last seen at iteration 7); " in job.error
 
 
 def test_loading_may_be_silent_but_not_for_ever() -> None:
@@ -436,10 +384,7 @@ def test_loading_may_be_silent_but_not_for_ever() -> None:
     job.hear(WORKER_0, Ready())
     assert job.wait(19.75, alive=(SHARD, WORKER_0))[1:] == []
     assert len(terminated(job.wait(0.25, alive=(SHARD, WORKER_0)))) == 3
-    assert (
-        job.error
-        == "worker 1 (client 1, node1, pid 102) was not ready within 20 s; the job was stopped"
-    )
+    assert "worker 1 (client 1, node1, pid 102) was not ready within 20 s" in job.error
 
 
 def test_a_pause_of_the_launcher_is_not_silence() -> None:
@@ -470,16 +415,7 @@ def test_a_worker_that_is_done_must_end() -> None:
     job = Job().run()
     job.hear(WORKER_0, Done())
     job.wait(5, alive=ALL)
-    assert (
-        "worker 0 (client 0, 127.0.0.1, pid 101) did not end within 5 s of finishing" in job.error
-    )
-
-
-def test_a_worker_that_fails_after_it_was_done() -> None:
-    job = Job().run()
-    job.hear(WORKER_0, Done())
-    job.exit(WORKER_0, -6)
-    assert "SIGABRT" in job.error
+    assert "worker 0 (client 0, 127.0.0.1, pid 101) did not end within 5 s of fin" in job.error
 
 
 def test_a_shard_that_does_not_stop() -> None:
@@ -532,6 +468,12 @@ def test_a_request_to_stop_while_starting() -> None:
     assert job.machine.error is not None
     assert job.machine.error.exit_code == 143
     assert len(killed(job.take(STOP))) == 3
+    job = Job()  # there is no process to send the second to
+    assert job.take(STOP) + job.take(STOP) == []
+    assert (job.state, job.error) == (
+        JobState.ENDED,
+        "the job was stopped before it had started",
+    )
 
 
 def test_a_request_to_stop_ends_a_job_without_an_iteration() -> None:
@@ -551,15 +493,6 @@ def test_a_request_to_stop_waits_for_a_job_with_an_iteration() -> None:
     job.take(STOP)
     assert not job.wait(60.0, alive=ALL)
     assert job.state is JobState.RUNNING
-
-
-def test_two_requests_to_stop_before_the_first_process() -> None:
-    """The first has ended the job: there is no process to send the second to."""
-    job = Job()
-    assert job.take(STOP) == []
-    assert job.state is JobState.ENDED
-    assert job.take(STOP) == []
-    assert job.error == "the job was stopped before it had started"
 
 
 def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
@@ -601,10 +534,7 @@ def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(
     assert job.state is JobState.RUNNING
     job.hear(*last)
     assert job.state is JobState.FAILING
-    assert job.error == (
-        "worker 0 waits in distribute(), but worker 1 has ended without calling it: every worker must "
-        "call poseidon.distribute()"
-    )
+    assert "worker 0 waits in distribute(), but worker 1 has ended without calling it" in job.error
     assert not isinstance(job.machine.error, JobInterrupted)
 
 
@@ -631,27 +561,16 @@ def test_a_slow_loop_is_no_hang() -> None:
 TERM = SignalReceived(effect=SignalEffect.STOP, within_s=25.0)
 
 
-def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
+@pytest.mark.parametrize("first", [TERM, STOP])
+def test_sigterm_stops_with_a_snapshot_and_has_a_deadline(first: JobEvent) -> None:
     job = Job().run()
     job.hear(WORKER_0, Progress(iteration=1))
-    assert commands(job.take(TERM)) == [("worker 0", {"do": "stop"})]
+    assert commands(job.take(first)) == [("worker 0", {"do": "stop"})]
     assert job.take(TERM) == []  # a scheduler may say it again
     assert not terminated(job.wait(24.5, alive=ALL))
     assert job.state is JobState.RUNNING
     assert terminated(job.wait(1, alive=ALL)) == ["shard 0", "worker 0", "worker 1"]
-    assert (
-        job.error
-        == "the job did not end within 25 s of SIGTERM; iterations since its start are lost"
-    )
-
-
-def test_sigterm_gives_a_stop_that_is_under_way_its_deadline() -> None:
-    job = Job().run()
-    job.hear(WORKER_0, Progress(iteration=1))
-    job.take(STOP)
-    assert job.take(TERM) == []
-    job.wait(26, alive=ALL)
-    assert "within 25 s of SIGTERM" in job.error
+    assert "the job did not end within 25 s of SIGTERM" in job.error
 
 
 def killed_worker(job: Job) -> None:
@@ -834,12 +753,7 @@ OWN = Failed(message="the loss is not finite", exit_code=1, peer_lost=False)
             lambda job: job.hear(WORKER_0, Paused(message="lost")) + job.hear(WORKER_1, OWN),
             "the loss is not finite",
         ),
-        (
-            Pausing.ALWAYS,
-            lambda job: job.take(STOP) + job.exit(WORKER_1, -9),
-            f"{KILLED_9}; the job was stopped; it is not started again, because the user has "
-            "ended it",
-        ),
+        (Pausing.ALWAYS, lambda job: job.take(STOP) + job.exit(WORKER_1, -9), KILLED_9),
     ],
 )
 def test_what_ends_all_processes(
@@ -850,7 +764,7 @@ def test_what_ends_all_processes(
     assert job.state is JobState.FAILING
     ended = terminated(job.wait(0.5))
     assert ended or job.machine.error is not None
-    assert job.error == sentence
+    assert job.error.startswith(sentence)
     assert job.machine.paused == {}
 
 

@@ -64,36 +64,26 @@ def chosen(rates: Rates, compress: str = "") -> list[str]:
     return [scheme.value for scheme in fastest_schemes(plan.choices, ROWS, WORKERS, rates)]
 
 
-def test_slow_links_take_the_fewest_bytes() -> None:
-    assert chosen(SLOW) == ["ps", "svb", "ps", "ps"]
+CHEAP = replace(FAST, allreduce_s_per_byte=2e-9, product_s_per_flop=0.0, link_s_per_byte=2e-10)
 
 
-def test_busy_processors_take_the_least_work() -> None:
-    assert chosen(FAST) == ["allreduce"] * 4
-
-
-def test_one_plan_has_all_schemes() -> None:
+@pytest.mark.parametrize(
+    ("rates", "compress", "schemes"),
+    [
+        pytest.param(SLOW, "", "ps svb ps ps", id="slow links take the fewest bytes"),
+        pytest.param(SLOW, "fc6=int8", "ps svb ps ps", id="fewer bytes than the codec's"),
+        pytest.param(SLOW, "fc6=topk:0.001", "ps ps ps ps", id="more bytes than the codec's"),
+        pytest.param(FAST, "", "allreduce " * 4, id="busy processors take the least work"),
+        pytest.param(replace(FAST, allreduce_s_per_byte=3.5e-9), "", "ps " * 4, id="about equal"),
+        pytest.param(replace(FAST, allreduce_s=10.0), "", "ps " * 4, id="a latency counts once"),
+        pytest.param(CHEAP, "bias=topk:0.1", "allreduce svb allreduce ps", id="all schemes"),
+    ],
+)
+def test_each_tensor_has_the_fastest_scheme(rates: Rates, compress: str, schemes: str) -> None:
     """Products are cheap on an accelerator; fc8 is fewer bytes whole; the codec of a tensor
     needs the server.
     """
-    cheap = replace(FAST, allreduce_s_per_byte=2e-9, product_s_per_flop=0.0, link_s_per_byte=2e-10)
-    assert chosen(cheap, "bias=topk:0.1") == ["allreduce", "svb", "allreduce", "ps"]
-
-
-@pytest.mark.parametrize(("codec", "scheme"), [("int8", "svb"), ("topk:0.001", "ps")])
-def test_factors_that_are_more_bytes_than_a_codec_sends_are_not_taken(
-    codec: str, scheme: str
-) -> None:
-    assert chosen(SLOW, f"fc6={codec}") == ["ps", scheme, "ps", "ps"]
-
-
-def test_allreduce_must_be_faster_by_more_than_the_rates_vary() -> None:
-    assert chosen(replace(FAST, allreduce_s_per_byte=3.5e-9)) == ["ps"] * 4
-
-
-def test_a_latency_counts_once() -> None:
-    """A net of a few bytes takes the scheme with the shorter way."""
-    assert chosen(replace(FAST, allreduce_s=10.0)) == ["ps"] * 4
+    assert chosen(rates, compress) == schemes.split()
 
 
 def test_all_workers_have_the_rates_of_the_slowest_to_the_bit() -> None:

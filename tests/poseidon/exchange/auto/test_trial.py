@@ -119,16 +119,6 @@ def check_values(ends: Sequence[Sequence[np.ndarray]]) -> None:
             np.testing.assert_allclose(mine, exact, atol=1e-6)
 
 
-def test_workers_measure_and_make_one_plan() -> None:
-    with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
-        ends, built = run([member(rank) for rank in range(WORKERS)], connect)
-    assert all(
-        one.recorded and one.plan == built[0].plan and one.store == built[0].store for one in built
-    )
-    assert built[0].plan.of(Scheme.SERVER)
-    check_values(ends)
-
-
 def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bits_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,6 +163,7 @@ def test_a_job_that_encrypts_measures_and_sums_with_its_keys(
         addresses = [server.address for server in servers]
         ends, built = run(members, lambda own: addresses)
     assert built[0].plan.of(Scheme.ALLREDUCE)
+    assert all(one.plan == built[0].plan and one.store == built[0].store for one in built)
     check_values(ends)
 
 
@@ -223,9 +214,6 @@ def test_the_processors_are_busy_only_while_a_job_on_cpus_measures() -> None:
 )
 def test_a_measurement_needs_staleness_0(options: dict[str, Any], measures: bool) -> None:
     assert member(0, **options).chooses is measures
-
-
-def test_one_worker_measures_nothing() -> None:
     assert not replace(member(0), network=Network()).chooses
     assert not replace(member(0), shards=0).chooses
 
