@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import runpy
 import sys
@@ -28,9 +29,8 @@ from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import Buffers, DistributeOptions, RunsOn
-from poseidon.torch.update_rules import SGD, ParameterGroup, UpdateRule
+from poseidon.torch.update_rules import SGD, ParameterGroup
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from ps_server import ServerError
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import (
@@ -54,12 +54,14 @@ from tests.support.module_groups import (
     of_batches,
     together,
 )
+from tests.support.sampling import sample
 
 KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*RULES, *OPTIMIZERS])
+@pytest.mark.parametrize(
+    ("name", "kind"), sample([*itertools.product([*RULES, *OPTIMIZERS], KINDS)], every=3)
+)
 def test_two_workers_are_one_process(name: str, kind: ExchangeKind) -> None:
     how = {**RULES, **OPTIMIZERS}[name]
     (expected,) = together(1, build, how, loop())
@@ -95,31 +97,6 @@ def test_an_optimizer_alone_is_the_optimizer_without_us(name: str) -> None:
         optimizer.step()
     for name, value in module.state_dict().items():
         assert torch.equal(end[name], value), name
-
-
-@pytest.mark.parametrize(
-    ("rule", "optimizer"),
-    [
-        (SGD(lr=0.1, momentum=0.9, weight_decay=0.01), {"momentum": 0.9, "weight_decay": 0.01}),
-        (SGD(lr=0.1, momentum=0.9, nesterov=True), {"momentum": 0.9, "nesterov": True}),
-    ],
-)
-def test_a_rule_at_a_fixed_rate_is_torchs_optimizer(
-    rule: UpdateRule, optimizer: dict[str, Any]
-) -> None:
-    (by_rule,) = together(1, build, rule, loop())
-    (by_torch,) = together(
-        1, build, lambda net: torch.optim.SGD(net.parameters(), lr=0.1, **optimizer), loop()
-    )
-    assert_same([by_rule], by_torch)
-
-
-def test_gradients_may_be_zeroed_in_place() -> None:
-    ends = [
-        together(2, build, OPTIMIZERS["torch sgd"], loop(set_to_none=where), member=member())[0]
-        for where in (True, False)
-    ]
-    assert_same(ends, ends[0])
 
 
 def test_the_optimizers_own_step_is_enough() -> None:
@@ -222,12 +199,6 @@ def test_weights_that_one_worker_has_read_by_itself_are_found_after_the_first_st
         together(2, build, OPTIMIZERS["torch sgd"], body, member=job)
 
 
-def test_stale_workers_end_alike() -> None:
-    first, second = together(2, build, SGD(lr=0.01), loop(), member=member(staleness=2))
-    for name, value in first.items():
-        torch.testing.assert_close(second[name], value, msg=name)
-
-
 @pytest.mark.parametrize(
     ("how", "rounds"), [(SGD(lr=0.5), 0), (SGD(lr=0.5), 3), (OPTIMIZERS["torch sgd"], 3)]
 )
@@ -273,17 +244,6 @@ def test_running_statistics(buffers: Buffers, how: How) -> None:
     assert torch.equal(ends[0]["0.weight"], ends[1]["0.weight"])
 
 
-def test_other_modules_on_other_workers() -> None:
-    with pytest.raises(ServerError, match="differ"):
-        together(
-            2,
-            lambda rank: nn.Linear(3, 2 + rank),
-            SGD(lr=0.1),
-            never,
-            member=Membership(network=Network(timeout_s=3)),
-        )
-
-
 class Buffered(nn.Linear):
     def __init__(
         self, size: int, *, dtype: torch.dtype = torch.float32, more: bool = False
@@ -313,9 +273,7 @@ F32 = "'{}' of torch.float32, ({},)"
 def test_other_buffers_on_other_workers(
     modules: Sequence[nn.Module], ours: str, theirs: str
 ) -> None:
-    sentence = (
-        f"worker 0's module has {ours}, where worker 1's has {theirs}; expected the same module"
-    )
+    sentence = f"worker 0's module has {ours}, where worker 1's has {theirs}"
     with pytest.raises(UsageError, match=re.escape(sentence)):
         together(2, lambda rank: copy.deepcopy(modules[rank]), SGD(lr=0.1), never, member=member())
 
@@ -461,10 +419,8 @@ def test_a_script_alone_saves_to_a_folder_and_resumes_from_it(
     whole, first, second = ends
     folder = tmp_path / "parts" / "checkpoints"
     assert [end["resumed"] for end in ends] == [False, False, True]
-    assert (first["path"], second["path"]) == (
-        folder / "train_iter_6.pt",
-        folder / "train_iter_12.pt",
-    )
+    saved = [end["path"].name for end in (first, second)]
+    assert saved == ["train_iter_6.pt", "train_iter_12.pt"]
     for name, value in whole["model"].state_dict().items():
         assert torch.equal(value, second["model"].state_dict()[name])
     goes = f"poseidon: checkpoints go to {folder}/train_iter_<steps>.pt\n"
@@ -478,11 +434,7 @@ def test_a_script_alone_saves_to_a_folder_and_resumes_from_it(
         ("torch.optim.AdamW(model.parameters())", "'shards'", None),
         ("[torch.optim.AdamW(model.parameters())]", "'shards'", None),
         ("poseidon.SGD(lr=1)", "'shards'", None),
-        (
-            "torch.optim.AdamW(model.parameters())",
-            "'server'",
-            "on is 'server'; expected 'workers' or",
-        ),
+        ("torch.optim.AdamW(model.parameters())", "'server'", "on is 'server'; expected 'workers'"),
         ("poseidon.SGD(lr=1)", "'workers'", "on is 'workers' with poseidon.SGD, a rule that the"),
         ("[poseidon.SGD(lr=1)]", "'shards'", "distribute.. was given a list; expected a rule such"),
         ("[]", "'shards'", "distribute.. was given a list; expected a rule such"),

@@ -495,6 +495,9 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         group.load_state_dict(state)
     with pytest.raises(UsageError, match="nothing on rank 0"):
         poseidon.distribute(build(0), MOMENTUM).load_state_dict(None)
+    for kept in (3, object()):
+        with pytest.raises(UsageError, match="expected something with state_dict"):
+            poseidon.distribute(build(0), MOMENTUM).keep(scheduler=kept)
     module(torch.ones(2, 6)).sum().backward()
     with pytest.raises(UsageError, match="between a backward pass and its step"):
         group.state_dict()
@@ -502,27 +505,10 @@ def test_what_does_not_fit_is_one_sentence() -> None:
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"poseidon": 1, "steps": Path("x")}, tmp_path / "net_iter_1.pt")
-    group = join(
-        build(0),
-        MOMENTUM,
-        DistributeOptions(),
-        WorkerContext(checkpoint=tmp_path / "net_iter_1.pt"),
-    )
-    sentence = r"net_iter_1\.pt is not a checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
-    with pytest.raises(SnapshotError, match=sentence):
+    context = WorkerContext(checkpoint=tmp_path / "net_iter_1.pt")
+    group = join(build(0), MOMENTUM, DistributeOptions(), context)
+    with pytest.raises(SnapshotError, match=r"net_iter_1\.pt is not a checkpoint of a group"):
         group.resume()
-
-
-def test_save_keeps_no_negative_number(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"save\(\) was given keep=-1; expected"):
-        poseidon.distribute(build(0), MOMENTUM).save(tmp_path / "net", keep=-1)
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("kept", [{"scheduler": 3}, {"scaler": object()}])
-def test_only_what_has_a_state_is_kept(kept: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="expected something with state_dict"):
-        poseidon.distribute(build(0), MOMENTUM).keep(**kept)
 
 
 def test_another_order_is_refused_within_an_epoch() -> None:

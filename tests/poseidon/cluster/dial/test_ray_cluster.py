@@ -46,15 +46,10 @@ def test_a_call_without_a_connection_starts_no_cluster() -> None:
 @pytest.mark.parametrize("address", ["node0", "node0:port", ":6379", "ray://node0:10001"])
 def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    with pytest.raises(
-        UsageError,
-        match=f"--launcher=ray:address={address}: expected host:port of the cluster's head",
-    ):
+    with pytest.raises(UsageError, match=f"--launcher=ray:address={address}: expected host:port"):
         connect_to_cluster(address)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(
-        UsageError, match=f"^RAY_ADDRESS={address}: expected host:port of the cluster's head"
-    ):
+    with pytest.raises(UsageError, match=f"^RAY_ADDRESS={address}: expected host:port"):
         connect_to_cluster(None)
 
 
@@ -77,13 +72,8 @@ def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=f"no Ray cluster was reached at {address}.* refused"):
             connect_to_cluster(address)
-    assert str(caught.value) == (
-        f"no Ray cluster was reached at {address} (--launcher=ray:address): [Errno 111] Connection "
-        "refused; start one with 'ray start "
-        "--head', and 'ray start --address=HEAD:6379' on the other nodes"
-    )
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n"])
@@ -109,18 +99,10 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: 
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (
-            ConnectionError("Could not find any running Ray instance. Please specify the one with "
-"`--address`.\nmore"),
-            "no Ray cluster was reached on this machine",
-        ),
-        (
-            RuntimeError("Version mismatch: The cluster was started with:\n    Python: "
-"3.9.1\nThis process has 3.12"),
-            "the Ray cluster and this launcher do not fit together: Version mismatch",
-        ),
+        (ConnectionError("Could not find any\nmore"), "no Ray cluster was reached on this machine"),
+        (RuntimeError("Version mismatch: The\nmore"), "the Ray cluster and this launcher do not"),
     ],
-)  # fmt: skip
+)
 def test_what_ray_refuses(error: Exception, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**options: object) -> None:
         assert options["address"] == "auto"
@@ -175,29 +157,22 @@ class FakeRay:
     [
         (
             None,
-            "client 0: no node of the Ray cluster has started its actor within 3 s; 1 client "
-"needs a node: 1 with CPU=2, "
-            "shards=1; the Ray cluster has 1 node (10.0.0.1 has CPU=2), and free of all that is "
-"CPU=1",
+            r"no node of the Ray .* within 3 s; .* CPU=2, shards=1; .* free of all that is CPU=1",
         ),
         (
             ValueError("The actor died\n  ModuleNotFoundError: No module named 'poseidon'"),
-            "client 0: Ray's Python on its node has no module 'poseidon'; install the launcher's "
-"version of Poseidon, with the "
-            "extra ray, in the environment that runs 'ray start'",
+            "Ray's Python on its node has no module 'poseidon'; install",
         ),
-        (ValueError("The actor "
-"died\nmore"), "client 0: its Ray actor could not start: The actor "
-"died"),
-        ({"node": "b"}, "client 0: its node was lost while it started"),
+        (ValueError("The actor died\nmore"), "its Ray actor could not start: The actor died$"),
+        ({"node": "b"}, "its node was lost while it started"),
     ],
-)  # fmt: skip
+)
 def test_an_actor_that_does_not_start(describe: Any, text: str) -> None:
     ray = FakeRay(describe)
     cluster = RayCluster(ray)
     cluster._bundles, cluster._position = {0: {"CPU": 2.0, "shards": 1.0}}, {0: 0}
     outcome = cluster.start_actors({0: "client 0"}, object, ("put", "get"), 3.0, _no_agent)[0]
-    assert isinstance(outcome, JobError) and str(outcome) == text
+    assert isinstance(outcome, JobError) and re.match(f"client 0: {text}", str(outcome))
     assert ray.killed == 1
     assert (ray.options["num_cpus"], ray.options["num_gpus"]) == (2.0, 0)
     assert ray.options["resources"] == {"shards": 1.0}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -220,9 +221,8 @@ def test_a_connection_that_has_ended_is_called_broken(
         raise EOFError  # the other end has hung up; paramiko says no more
 
     monkeypatch.setattr(paramiko.Transport, "open_session", ended)
-    assert (
-        _refused(sshd.config) == f"{_label(sshd)}: cannot start Python there: the connection broke"
-    )
+    said = _refused(sshd.config)
+    assert said == f"{_label(sshd)}: cannot start Python there: the connection broke"
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -251,9 +251,7 @@ def test_a_transport_that_is_gone_is_a_broken_channel(
 def test_what_is_no_agent(
     sshd: LoopbackSshd, python: str | None, folder: str | None, words: str
 ) -> None:
-    text = _refused(
-        sshd.config, Host(id=0, address="127.0.0.1", port=0, python=python, workdir=folder)
-    )
+    text = _refused(sshd.config, replace(HERE, python=python, workdir=folder))
     assert words in text
     assert text.startswith(f"{_label(sshd)}: ")
 
@@ -281,15 +279,8 @@ exec(code)
     ("program", "words"),
     [
         (OLD_PYTHON, f"{sys.executable} is Python 3.7.1; expected 3.10 or newer"),
-        (
-            NO_POSEIDON,
-            f"{sys.executable} has no Poseidon (No module named 'poseidon'); "
-            "give its line python= or workdir=",
-        ),
-        (
-            OTHER_POSEIDON,
-            f"Poseidon 9.9 is installed there, and {__version__} here; install the same version",
-        ),
+        (NO_POSEIDON, f"{sys.executable} has no Poseidon (No module named 'poseidon'); give"),
+        (OTHER_POSEIDON, f"Poseidon 9.9 is installed there, and {__version__} here; install"),
     ],
     ids=["old Python", "no Poseidon", "other Poseidon"],
 )
@@ -300,7 +291,7 @@ def test_why_an_agent_cannot_run(
     python.write_text(program)
     python.chmod(0o755)
     host = Host(id=0, address="127.0.0.1", port=0, python=str(python), workdir="/")
-    assert _refused(sshd.config, host) == f"{_label(sshd)}: {words}"
+    assert _refused(sshd.config, host).startswith(f"{_label(sshd)}: {words}")
 
 
 def test_an_end_of_standard_error_that_cannot_be_read_is_logged(
@@ -366,15 +357,6 @@ def test_through_another_host(sshd: LoopbackSshd, tmp_path: Path) -> None:
     agent.close()
 
 
-def test_hosts_that_jump_in_a_circle(sshd: LoopbackSshd, tmp_path: Path) -> None:
-    (tmp_path / "config").write_text(
-        "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n" + sshd.config.read_text()
-    )
-    assert "do they name each other" in _refused(
-        tmp_path / "config", Host(id=0, address="a", port=0)
-    )
-
-
 def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path) -> None:
     (tmp_path / "relay.py").write_text(RELAY)
     command = f"{sys.executable} {tmp_path}/relay.py {sshd.port}"
@@ -389,10 +371,7 @@ def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path)
     [
         ("false", "its ProxyCommand `false` ended with exit status 1: it wrote no error"),
         ("no-such-program %h", "`no-such-program 127.0.0.1` ended with exit status 127: sh: "),
-        (
-            "sh -c 'echo the gateway is closed >&2; kill -9 $$'",
-            "ended with signal 9: the gateway is closed",
-        ),
+        ("sh -c 'echo it is closed >&2; kill -9 $$'", "ended with signal 9: it is closed"),
         ("echo hello", "ended with exit status 0: it wrote no error"),
     ],
 )
@@ -508,18 +487,18 @@ def test_a_host_that_takes_passwords_only(sshd: LoopbackSshd) -> None:
         sshd.server_config.write_text(before)
 
 
-def test_nobody_there(sshd: LoopbackSshd) -> None:
+def test_nobody_there(sshd: LoopbackSshd, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert "Connection refused" in _refused(
-        sshd.config, Host(id=0, address="127.0.0.1", port=0, ssh_port=port)
-    )
-
-
-def test_a_name_that_nobody_knows(sshd: LoopbackSshd) -> None:
-    assert "the name no.such.host.invalid is not known" in _refused(
-        sshd.config, Host(id=0, address="no.such.host.invalid", port=0)
-    )
+    circle = "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n"
+    (tmp_path / "config").write_text(circle + sshd.config.read_text())
+    unknown = "no.such.host.invalid"
+    for host, words in (
+        (replace(HERE, ssh_port=port), "Connection refused"),
+        (replace(HERE, address=unknown), f"the name {unknown} is not known"),
+        (replace(HERE, address="a"), "do they name each other"),
+    ):
+        assert words in _refused(tmp_path / "config", host)
 
 
 def test_ipv6(tmp_path: Path) -> None:
