@@ -23,11 +23,10 @@ import pytest
 import zmq
 
 from poseidon.cluster.rendezvous import write_new_key
-from tests.support.live_processes import none_left
 from tests.support.polling import until
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 from tests.support.training import Job, endless, largest_difference, run, weights, write_definitions
-from tests.support.training_processes import WAIT_S, Training, machinefile, make_data, training
+from tests.support.training_processes import WAIT_S, Training, make_data, training
 from tests.support.unauthenticated import another_user, count_refusals
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -62,44 +61,6 @@ def connections_of(process: psutil.Process, kind: str) -> list[Any]:
         return list(process.net_connections(kind=kind))
     except psutil.NoSuchProcess:
         return []
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("exchange", "count"),
-    [
-        pytest.param("svb", 4, id="two shards, and two workers for each other's factors"),
-        pytest.param("allreduce", 2, id="two workers"),
-    ],
-)
-def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(
-    folder: Path, exchange: str, count: int
-) -> None:
-    """Until a worker is killed, which ends the job with one sentence."""
-    flags = (
-        f"--solver={endless(folder)}",
-        f"--hostfile={machinefile(folder, 2)}",
-        "--encrypt=on",
-        f"--exchange={exchange}",
-    )
-    with training(folder, *flags) as job:
-        job.wait_for("Iteration 1, loss")
-        sockets = listening((psutil.Process(job.process.pid), *job.children().values()))
-        assert len(sockets) == count
-        assert {host for host, _ in sockets} == {"127.0.0.1"}
-        for place in sockets:
-            assert_shut(place)
-        assert_nothing_secret_shows((psutil.Process(job.process.pid), *job.children().values()))
-        children = job.children()
-        children["worker 1"].kill()
-        assert job.end() == 1
-        assert re.search(
-            r"worker 1 \(client 1, 127\.0\.0\.1, pid \d+\) was killed by signal 9 \(SIGKILL\)",
-            job.lines[-1],
-        )
-        assert "Traceback" not in "".join(job.lines)
-        assert none_left([child.pid for child in children.values()])
-    assert_files_without_keys(folder)
 
 
 def assert_files_without_keys(folder: Path) -> None:

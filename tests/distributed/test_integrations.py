@@ -62,26 +62,6 @@ for words in (["--checkpoint=whole.pt"], ["--checkpoint=lost.pt", *more])[: 1 + 
     sys.argv[1:] = ["--epochs=2", *words]
     runpy.run_path(example, run_name="__main__")
 """
-LOSE = """
-import os, runpy, signal, sys
-from pathlib import Path
-from torch.optim.optimizer import register_optimizer_step_post_hook
-import poseidon
-
-example, at, *words = sys.argv[1:]
-steps = 0
-
-def count(*_):
-    global steps
-    steps += 1
-    if steps == int(at) and poseidon.this_worker().rank == 1 and not Path("lost").exists():
-        Path("lost").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-register_optimizer_step_post_hook(count)
-sys.argv[1:] = words
-runpy.run_path(example, run_name="__main__")
-"""
 
 
 def losses(text: str) -> list[str]:
@@ -211,39 +191,6 @@ def test_a_script_of_ddp_survives_the_loss_of_a_worker(repository: Path, tmp_pat
     assert lines[2:] == lines[:2]
     ends = [torch.load(ours / name)["model"] for name in ("whole.pt", "lost.pt")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "words", "flags"),
-    [
-        pytest.param("lightning", (), ("--folder=here",), marks=pytest.mark.needs("lightning")),
-        pytest.param(
-            "accelerate", ("--ddp",), ("--folder=here",), marks=pytest.mark.needs("huggingface")
-        ),
-        pytest.param(
-            "huggingface",
-            ("--ddp",),
-            ("--folder=here", "--resume"),
-            marks=pytest.mark.needs("huggingface"),
-        ),
-    ],
-)
-def test_a_job_that_loses_a_worker_restarts_and_ends_with_the_same_losses(
-    repository: Path, tmp_path: Path, name: str, words: Sequence[str], flags: Sequence[str]
-) -> None:
-    (tmp_path / "script.py").write_text(LOSE, encoding="utf-8")
-    example = repository / "examples" / name / "train.py"
-    ends = []
-    for at, folder in zip((0, 15), folders(tmp_path), strict=True):
-        done = run_job(
-            folder, *words, "--max_restarts=1", tmp_path / "script.py", example, at, *flags
-        )
-        assert (folder / "lost").exists() is (at > 0)
-        # of what is repeated the last report; the Trainer's mean loss of a run begins anew
-        lines = [line for line in losses(done) if "train_loss" not in line]
-        ends.append({line.split(":")[0]: line for line in lines})
-    assert ends[0] == ends[1]
 
 
 UNEQUAL = """

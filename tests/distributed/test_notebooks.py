@@ -5,8 +5,6 @@ stop button. From a script: a worker that is lost.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -46,30 +44,6 @@ try:
 except KeyboardInterrupt:
     print("interrupted; children:", len(psutil.Process().children(recursive=True)))
 """
-LOSES = """
-def train(loses):
-    import os, signal, torch, poseidon
-    torch.manual_seed(0)
-    dataset = torch.utils.data.TensorDataset(torch.randn(128, 8), torch.randn(128, 1))
-    model = torch.nn.Linear(8, 1)
-    with poseidon.distribute(model, torch.optim.AdamW(model.parameters())) as group:
-        loader = group.loader(dataset, batch_size=16)
-        is_new = not group.resume()
-        for epoch in range(loader.sampler.epoch, 3):
-            for x, y in loader:
-                loss = torch.nn.functional.mse_loss(model(x), y)
-                loss.backward()
-                group.step()
-                if loses and is_new and group.rank == 1 and group.steps == 6:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            print(f"epoch {epoch}: loss {loss.item():.9f}", flush=True)
-            group.save()
-
-import poseidon
-
-for loses in (False, True):
-    poseidon.launch(train, args=(loses,), max_restarts=1)
-"""
 
 
 def text_of(cell: nbformat.NotebookNode) -> str:
@@ -101,23 +75,3 @@ def test_a_notebook_trains_fails_and_is_stopped(
     assert error.evalue.count("Traceback") == 1
     assert "epoch 2: loss" in shown[-2]
     assert "interrupted; children: 0" in shown[-1]
-
-
-@pytest.mark.thorough
-def test_a_function_that_resumes_survives_the_loss_of_a_worker(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(LOSES, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown = done.stdout + done.stderr
-    lines = [line for line in shown.splitlines() if line.startswith("epoch ")]
-    assert "restart 1 of 1" in shown
-    assert len(lines) >= 6
-    assert dict(line.split(":") for line in lines[:3]) == dict(
-        line.split(":") for line in lines[3:]
-    )

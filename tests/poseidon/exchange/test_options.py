@@ -176,10 +176,7 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
         ({"compress": "int8", "kind": "allreduce"}, "--exchange=hybrid, ps or svb"),
         ({"compress": "int8", "staleness": 1}, "--compress needs --staleness=0, not 1"),
         ({"compress": "int8", "consistency": "SSP"}, "--compress needs --consistency=SSPPush"),
-        (
-            {"compress": "int8", "precision": "float16"},
-            "--compress needs --wire_precision=float32, not float16",
-        ),
+        ({"compress": "int8", "precision": "float16"}, "--compress needs --wire_precision=float32"),
         ({"local_steps": -1}, "--local_steps=-1: expected 0 or more"),
         ({"local_steps": 8, "kind": "svb"}, "--local_steps=8 cannot be combined"),
         ({"local_steps": 8, "outer_lr": 0.0}, "--local_steps=outer_lr=0"),
@@ -202,14 +199,8 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
         ({"local_steps": 4, "quorum": 2, "staleness": 1}, "with --staleness=1: it needs"),
         ({"local_steps": 4, "quorum": 2, "sync_delay": 1}, "fragments and delay"),
         ({"local_steps": 4, "quorum": 2, "compress": "int8"}, "with --compress=int8: it needs"),
-        (
-            {"local_steps": 4, "quorum": 2, "precision": "float16"},
-            "with --wire_precision=float16: it needs",
-        ),
-        (
-            {"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
-            "powersgd cannot be combined with fragments",
-        ),
+        ({"local_steps": 4, "quorum": 2, "precision": "float16"}, "with --wire_precision=float16"),
+        ({"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"}, "powersgd cannot"),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
@@ -280,11 +271,7 @@ def test_what_virtual_workers_go_with(bounds: tuple[int, ...], options: dict[str
 @pytest.mark.parametrize(
     ("bounds", "options", "message"),
     [
-        (
-            *((0, 2, 4), {"staleness": 1}),
-            "4 virtual workers on 2 workers cannot be combined with --staleness=1, whose bits "
-            "depend on the order of arrival; use --v",
-        ),
+        ((0, 2, 4), {"staleness": 1}, "4 virtual workers on 2 workers cannot be combined with"),
         ((0, 5000), {}, "5000 virtual workers: expected at most 4096"),
     ],
 )
@@ -302,12 +289,7 @@ def test_what_virtual_workers_do_not_go_with(
         ((0, 1, 2, 3), 2, 2, ""),
         ((0, 1, 2, 3), 3, 0, ""),  # all: none
         ((0, 1, 2), 3, 0, "--local_steps=quorum=3: expected at most 2, the number of workers"),
-        (
-            (0, 2, 3, 4),
-            2,
-            0,
-            "--local_steps=quorum=2 cannot be combined with 4 virtual workers on 3 workers",
-        ),
+        ((0, 2, 3, 4), 2, 0, "quorum=2 cannot be combined with 4 virtual workers on 3 workers"),
     ],
 )
 def test_the_quorum_of_a_job(

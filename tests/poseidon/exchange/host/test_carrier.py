@@ -21,16 +21,21 @@ from tests.support.threads import on_threads
 TENSORS, WORKERS, ITERATIONS = 5 * MOST_PIECES, 2, 3
 
 
-def test_small_pieces_share_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: Counter[str] = Counter()
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many messages of each kind the workers of hosts have sent."""
+    counts: Counter[str] = Counter()
     send = HostGroup.send
 
     def noted(group: HostGroup, to: Any, kind: str, *numbers: int, **payload: Any) -> None:
-        sent[kind] += 1
+        counts[kind] += 1
         send(group, to, kind, *numbers, **payload)
 
     monkeypatch.setattr(HostGroup, "send", noted)
+    return counts
 
+
+def test_small_pieces_share_messages(sent: Counter[str]) -> None:
     def run(rank: int) -> list[torch.Tensor]:
         own = [Trained(name=f"w{i}", tensor=torch.zeros(1 + i % 7)) for i in range(TENSORS)]
         exchange = make(rank, own, ExchangeSettings())
@@ -84,17 +89,8 @@ def test_a_worker_whose_neighbour_has_left_does_not_leave_by_itself() -> None:
 
 
 def test_an_owner_of_nothing_finishes_no_iteration_that_its_worker_has_only_begun(
-    monkeypatch: pytest.MonkeyPatch,
+    sent: Counter[str],
 ) -> None:
-    sent = Counter[str]()
-    send = HostGroup.send
-
-    def noted(group: HostGroup, to: Any, kind: str, *numbers: int, **payload: Any) -> None:
-        sent[kind] += 1
-        send(group, to, kind, *numbers, **payload)
-
-    monkeypatch.setattr(HostGroup, "send", noted)
-
     def run(rank: int) -> torch.Tensor:
         own = [Trained(name="w", tensor=torch.zeros(3))]
         exchange = make(rank, own, ExchangeSettings(clip=1.0))

@@ -26,12 +26,10 @@ from tests.support.unauthenticated import another_user
 HEADER = msgpack.packb([VERSION, "Part"])
 
 
-@pytest.fixture(params=["there", "to be made"])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture
+def address() -> Iterator[str]:
     with TemporaryDirectory(prefix="p") as folder:  # short: the name of a socket has few letters
-        parent = Path(folder) if request.param == "there" else Path(folder) / "one"
-        yield str(parent / "workers")
-        Path(folder).mkdir(exist_ok=True)
+        yield str(Path(folder) / "one" / "workers")
 
 
 class End:

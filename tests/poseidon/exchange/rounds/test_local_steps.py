@@ -277,14 +277,6 @@ def test_limits_and_scales_are_for_each_workers_own_gradients() -> None:
     assert_same(run(case), simulate(case))
 
 
-@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.ALLREDUCE])
-def test_two_runs_have_the_same_bits(kind: ExchangeKind) -> None:
-    case = Case(options=options_of(kind, local_steps=3), workers=3)
-    first, second = run(case), run(case)
-    for a, b in zip(first[0].values, second[2].values, strict=True):
-        assert np.array_equal(a, b)
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_one_plain_step_has_the_bits_of_synchronous_training(decay: float) -> None:
     rule = Rule(decay=decay)
@@ -296,14 +288,6 @@ def test_one_plain_step_has_the_bits_of_synchronous_training(decay: float) -> No
     assert local[0].built.local_steps == 0
     for a, b in zip(local[0].values, synchronous[0].values, strict=True):
         assert np.array_equal(a, b)
-
-
-def test_one_step_with_momentum_inside_is_synchronous_training_up_to_rounding() -> None:
-    one = options_of(local_steps=1, outer_lr=1.0, outer_momentum=0.0)
-    local, synchronous = run(Case(options=one)), run(Case(options=options_of()))
-    assert local[0].built.local_steps == 1
-    for a, b in zip(local[0].values, synchronous[0].values, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("settled", [4, 6])

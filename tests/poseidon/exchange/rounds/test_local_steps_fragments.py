@@ -182,14 +182,6 @@ def test_one_worker_streams_too() -> None:
     assert_same(run(case), Simulation(case).run())
 
 
-@pytest.mark.parametrize("options", [STREAMS[0], STREAMS[2]])
-def test_two_runs_have_the_same_bits(options: ExchangeOptions) -> None:
-    case = Case(options=options, iterations=12)
-    first, second = run(case), run(case)
-    for a, b in zip(first[0].values, second[2].values, strict=True):
-        assert np.array_equal(a, b)
-
-
 @pytest.mark.parametrize("settled", [3, 4, 6])
 @pytest.mark.parametrize("options", STREAMS)
 def test_a_run_that_goes_on_from_a_saved_state_has_the_bits_of_the_whole_one(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pytest
 from torch import nn
 
 from poseidon.exchange.base import ExchangeSettings
@@ -227,8 +226,3 @@ def test_a_quorum_of_all_has_the_bits_of_none() -> None:
 def test_one_step_rounds_with_a_quorum_are_not_the_synchronous_exchange() -> None:
     options = options_of(local_steps=1, outer_lr=1.0, outer_momentum=0.0, quorum=2)
     assert_equal(train(options, Late(until=3)))
-
-
-@pytest.mark.parametrize("grace", [0.0, 0.01])
-def test_without_a_late_worker_all_end_with_the_same_values(grace: float) -> None:
-    assert_equal(train(replace(QUORUM, quorum_grace=grace), Late()))

@@ -309,20 +309,6 @@ def test_workers_whose_rules_give_different_bits_are_refused(
     run(2, open_it, kind=kind)
 
 
-def test_bytes_are_those_of_both_rounds() -> None:
-    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
-        exchange.open(None)
-        for iteration in range(4):
-            iterate(exchange, tensors, iteration, rank)
-        exchange.settle()
-        traffic = exchange.traffic()[1]
-        exact = 4 * 4 * RANK * (N + M)
-        assert exact < traffic.bytes_in < exact + 4 * 2 * 80
-        assert traffic.held_back > 1
-
-    run(2, body)
-
-
 def test_before_the_start_the_gradient_travels_and_after_it_costs_nothing() -> None:
     def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
         exchange.open(None)
@@ -334,6 +320,7 @@ def test_before_the_start_the_gradient_travels_and_after_it_costs_nothing() -> N
         heads = 4 * 80
         assert 4 * N * M <= sent[1] - sent[0] < 4 * N * M + heads
         assert 4 * RANK * (N + M) <= sent[3] - sent[2] < 4 * RANK * (N + M) + heads
+        assert exchange.traffic()[1].held_back > 1
 
     run(2, body, start=2)
 
