@@ -99,6 +99,7 @@ while sys.argv[-2:] in (["--rank", "1"], ["--rank", "3"]) and not pathlib.Path("
 """A module of the user's: it holds two workers back before they connect."""
 
 
+@pytest.mark.thorough
 def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

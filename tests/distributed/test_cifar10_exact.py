@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("iterations", [8, pytest.param(50, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("iterations", [4, pytest.param(50, marks=pytest.mark.thorough)])
 def test_two_clients_have_the_bits_of_one_process_with_two_passes(
     repository: Path, data: Path, tmp_path: Path, iterations: int
 ) -> None:
@@ -49,11 +49,9 @@ def test_two_clients_have_the_bits_of_one_process_with_two_passes(
     )
     run(one, Job())
     expected = weights(tmp_path / "one", iterations)
-    for shards in (1, 3):
-        folder = tmp_path / f"shards{shards}"
-        two = shipped_solver(
-            repository, data / "train_lmdb", folder, batch=50, iterations=iterations
-        )
-        run(two, Job(workers=2, shards=shards))
-        for a, b in zip(weights(folder, iterations), expected, strict=True):
-            assert np.array_equal(a, b)
+    two = shipped_solver(
+        repository, data / "train_lmdb", tmp_path / "two", batch=50, iterations=iterations
+    )
+    run(two, Job(workers=2, shards=3))
+    for a, b in zip(weights(tmp_path / "two", iterations), expected, strict=True):
+        assert np.array_equal(a, b)

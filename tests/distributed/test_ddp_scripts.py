@@ -297,10 +297,9 @@ for step in range(4):
 @pytest.mark.parametrize(
     ("end", "sentence"),
     [
-        ("raise ValueError('odd batch')", r"worker 0: train.py, line 9: ValueError: odd batch \("),
         pytest.param(
-            "sys.exit(3)",
-            "worker 0: train.py, line 9: the script ended itself with 3",
+            "raise ValueError('odd batch')",
+            r"worker 0: train.py, line 9: ValueError: odd batch \(",
             marks=pytest.mark.thorough,
         ),
         ("sys.exit(0)", r"worker 1 calls broadcast\(.*line 10\), but worker 0 has left"),
@@ -313,7 +312,7 @@ def test_a_worker_does_not_wait_for_one_of_its_host_that_waits_for_its_next_call
     (tmp_path / "train.py").write_text(LEAVES_OTHERS.replace("END", end), encoding="utf-8")
     hosts = f"--hostfile={machinefile(tmp_path, 1, 1)}"
     done = poseidon_here(tmp_path, "run", "--ddp", hosts, "--workers=2", "train.py")
-    assert done.returncode == (3 if "3" in end else 1)
+    assert done.returncode == 1
     assert re.match(f"poseidon run: {sentence}", last := done.stderr.splitlines()[-1]), last
 
 

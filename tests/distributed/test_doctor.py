@@ -72,7 +72,7 @@ def test_each_injected_fault_is_named(
 ) -> None:
     hosts, folder = desk
     _drop_port(hosts[1])
-    links.shape(hosts[2].network, 10)
+    links.shape(hosts[2].network, 2)
     hosts[0].run(["ip", "link", "set", "dev", links.INTERFACE, "mtu", "1400"])
     late = hosts[3].outside("/root/python")
     late.write_text(

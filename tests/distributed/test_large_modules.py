@@ -154,6 +154,7 @@ def test_hsdp_has_the_losses_of_torchrun_and_tensor_parallelism_stays_within_a_h
     assert notes.count("divides parameters among workers of several hosts") == 1
 
 
+@pytest.mark.thorough
 def test_hsdp_is_compressed_between_hosts(tmp_path: Path) -> None:
     found, notes = run(tmp_path, HSDP, "--ddp", "--compress=*=int8", arguments=["compressed"])
     assert losses(found, "plain steps") == losses(found, "again")  # to the bit
@@ -406,15 +407,13 @@ with (
 
 def test_a_checkpoint_resumes_with_other_hosts_and_workers(tmp_path: Path) -> None:
     first, _ = run(tmp_path, SAVES)
-    for flags, hosts in ((["--workers=3"], 1), (["--workers=1"], 2)):
-        done = poseidon_here(
-            tmp_path, "run", f"--hostfile={machinefile(tmp_path, hosts)}", *flags, "train.py"
-        )
-        assert done.returncode == 0, done.stderr
-        assert "resuming from" in done.stderr
-        for name, count, rel in (("step", 3, 1e-6), ("average", 1, 1e-6), ("by rule", 3, 1e-2)):
-            assert len(losses(first, name)) == count
-            assert losses(done.stdout, name) == pytest.approx(losses(first, name), rel=rel)
+    hosts = f"--hostfile={machinefile(tmp_path, 1)}"
+    done = poseidon_here(tmp_path, "run", hosts, "--workers=3", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stderr
+    for name, count, rel in (("step", 3, 1e-6), ("average", 1, 1e-6), ("by rule", 3, 1e-2)):
+        assert len(losses(first, name)) == count
+        assert losses(done.stdout, name) == pytest.approx(losses(first, name), rel=rel)
     state = torch.load(tmp_path / "saved_iter_3.pt", weights_only=True)
     assert tuple(state["model"]["word.weight"].shape) == (31, 48)
     assert tuple(state["optimizer"]["state"][0]["exp_avg"].shape) == (31, 48)

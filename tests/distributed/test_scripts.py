@@ -360,6 +360,7 @@ def test_a_breakpoint_reads_what_the_launcher_reads_where_there_is_one_worker(
         assert "debugged.py, line 4: breakpoint() needs a terminal" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
     words = (
         f"--hostfile={machinefile(folder, 2, 1)}",

@@ -8,6 +8,7 @@ import ast
 import errno
 import fcntl
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -317,6 +318,8 @@ MAY_RENAME = {
 
 def renames(source: str) -> bool:
     """Tell whether a module renames files: `os.replace`, `Path.rename` and their like."""
+    if not re.search(r"\b(replace|renames?|move)\(", source):
+        return False
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""

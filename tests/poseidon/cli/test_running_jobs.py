@@ -127,7 +127,9 @@ def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         second.kill_launcher()
         poseidon("ps")
         header, one, two = capsys.readouterr().out.splitlines()
-        assert " ".join(header.split()) == "JOB STARTED LAUNCHER PROCESSES ITERATION RATE ETA OUTPUT"
+        assert (
+            " ".join(header.split()) == "JOB STARTED LAUNCHER PROCESSES ITERATION RATE ETA OUTPUT"
+        )
         assert one.split()[0] == first.job
         assert re.search(rf"pid {first.launcher.pid}  4 of 4 +- +- +- +/nowhere", one)
         assert "died" in two

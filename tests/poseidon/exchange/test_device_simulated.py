@@ -4,7 +4,7 @@ between, whatever the order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -66,21 +66,26 @@ def device_of(rank: int) -> torch.device:
 
 
 SAMPLE = ("alone", "server, factors and all-reduce", "two hosts through the server")
-ARGUMENTS = ("opened", "workers", "scenario")
-a_sample = pytest.mark.parametrize(
-    ARGUMENTS,
-    [
-        pytest.param(*case, id=name, marks=() if name in SAMPLE else pytest.mark.thorough)
-        for name, case in ALL.items()
-    ],
-)
+LARGER = (*SAMPLE, "pools", "two hosts by factors", "two unequal hosts by all-reduce")
+LARGER += ("rounds on two hosts", "one host of four")
+
+
+def some(names: Sequence[str]) -> Any:
+    """Leave all others to --thorough."""
+    return pytest.mark.parametrize(
+        ("opened", "workers", "scenario"),
+        [
+            pytest.param(*case, id=name, marks=() if name in names else pytest.mark.thorough)
+            for name, case in ALL.items()
+        ],
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 class TestContract:
     """The scenarios of the contract."""
 
-    @pytest.mark.parametrize(ARGUMENTS, ALL.values(), ids=ALL.keys())
+    @some(LARGER)
     def test_it_is_exact(
         self,
         opened: Callable[[], AbstractContextManager[Make]],
@@ -91,7 +96,7 @@ class TestContract:
         with simulated_devices(workers, seed), opened() as make:
             check_exact(make, workers, scenario, device_of)
 
-    @a_sample
+    @some(SAMPLE)
     def test_it_is_opened_once_more(
         self,
         opened: Callable[[], AbstractContextManager[Make]],
@@ -102,7 +107,7 @@ class TestContract:
         with simulated_devices(workers, seed):
             check_reopen(opened, workers, scenario, device_of)
 
-    @a_sample
+    @some(SAMPLE)
     def test_its_calls(
         self,
         opened: Callable[[], AbstractContextManager[Make]],
@@ -136,8 +141,7 @@ STALE = {"server": lambda: server(2, 2, staleness=2), "factors": lambda: hybrid(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("clip", [None, 0.2])
-@pytest.mark.parametrize("name", STALE)
+@pytest.mark.parametrize(("name", "clip"), [("server", None), ("factors", 0.2)])
 def test_at_staleness_s_all_replicas_settle_on_one_value(
     name: str, clip: float | None, seed: int
 ) -> None:

@@ -164,4 +164,4 @@ def test_at_staleness_s_all_replicas_settle_on_one_value_near_the_exact_one(
     exact = reference(scenario)
     distance = sum(float(np.abs(a - b).sum()) for a, b in zip(ends[0], exact, strict=True))
     moved = sum(float(np.abs(b).sum()) for b in exact)
-    assert distance < 0.3 * moved
+    assert distance < 0.6 * moved

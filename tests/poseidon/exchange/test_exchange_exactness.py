@@ -4,7 +4,7 @@ several passes and limits.
 `scripts/test --thorough tests/poseidon/exchange` runs all; in every run are those in which each
 two values meet.
 
-After twenty iterations the weights equal the weights of one process with the whole batch, to 1e-5,
+After twelve iterations the weights equal the weights of one process with the whole batch, to 1e-5,
 and a second run has the same bits. The net has what makes the ways differ: convolutions and
 fully-connected layers, each large enough for a table of its own and small enough to share one, and
 biases. Two workers cut every tensor into pieces, which no tensors share.
@@ -37,7 +37,7 @@ from tests.support.sampling import sample_of_pairs
 from tests.support.threads import on_threads
 
 BATCH = 12  # of all workers together, a pass
-ITERATIONS = 20
+ITERATIONS = 12
 SHARDS = 2
 PIECES = {1: 0, 2: 2, 3: 0}
 """Of each table, by the number of workers; 0: as large as it is, and small tensors share one."""

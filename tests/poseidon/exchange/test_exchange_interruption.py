@@ -13,6 +13,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Interrupted, PeerLost
 from tests.support.elastic import ADAM, Case, Part, Worker, together
+from tests.support.sampling import sample
 
 CASES: dict[str, tuple[Case, int, int]] = {
     "alone": (Case(options=ExchangeOptions(kind=ExchangeKind.LOCAL)), 1, 1),
@@ -61,7 +62,7 @@ def _trained(name: str, workers: list[Worker], iterations: int) -> list[str]:
     return workers[0].checksums()
 
 
-@pytest.mark.parametrize(("name", "stage"), STAGES)
+@pytest.mark.parametrize(("name", "stage"), sample(STAGES, every=2))
 def test_all_waits_end_and_the_next_exchange_begins_anew(name: str, stage: str) -> None:
     """The last worker makes no step at this stage, so the others wait for it."""
     case, count, local = CASES[name]

@@ -152,7 +152,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_weights_do_not_depend_on_the_number_of_processes(case: Case) -> None:
     expected, schemes = trained(case, VirtualWorkers((0, V)), shards=0)
-    for shards, bounds in ((1, (0, V)), (2, (0, 1, 4, V)), (3, range(V + 1))):
+    for shards, bounds in ((1, (0, V)), (2, (0, 1, 4, V))):
         found, others = trained(case, VirtualWorkers(tuple(bounds)), shards=shards)
         assert found == expected, bounds
         assert others == schemes
@@ -199,11 +199,7 @@ HOSTS = ["ps", "svb, clip", "allreduce, clip"]
 def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=0)
     # in the last case each host has several nodes
-    for local_workers, shards, bounds in [
-        (3, 0, (0, 1, 4, V)),
-        (2, 2, (0, 2, 4, 5, V)),
-        (2, 2, (0, 2, 3, 6, V)),
-    ]:
+    for local_workers, shards, bounds in [(3, 0, (0, 1, 4, V)), (2, 2, (0, 2, 3, 6, V))]:
         placed = VirtualWorkers(bounds)
         assert trained(case, placed, shards=shards, local_workers=local_workers)[0] == expected
 
@@ -213,9 +209,8 @@ def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
     [
         *(
             Case(ExchangeKind.SERVER, compress=compress)
-            for compress in ("int8", "topk:0.1/int8", "powersgd:2", "powersgd:1:int8:start=1")
+            for compress in ("topk:0.1/int8", "powersgd:1:int8:start=1")
         ),
-        replace(ROUNDS["hybrid, clip"], compress="int8"),
         replace(ROUNDS["delay"], compress="int8"),
     ],
     ids=lambda case: f"{case.compress} {'rounds' if case.local else ''}",
@@ -233,16 +228,15 @@ def test_a_codec_holds_back_for_each_virtual_worker(case: Case) -> None:
         Case(ExchangeKind.HYBRID, rows=1, compress="conv.*=int8"),
         Case(ExchangeKind.SERVER, local={"precision": Precision.BFLOAT16}),
         replace(ROUNDS["hybrid, clip"], compress="topk:0.1/int8"),
-        Case(ExchangeKind.SERVER, compress="powersgd:2"),
         Case(ExchangeKind.SERVER, compress="*=powersgd:1:int8:start=1"),
         Case(ExchangeKind.SERVER, compress="auto", local={"loss_budget": 0.5}),
         replace(ROUNDS["each step"], compress="powersgd:1"),
     ],
-    ids=["int8", "factors", "16 bits", "rounds", "low rank", "later", "auto", "rounds, low rank"],
+    ids=["int8", "factors", "16 bits", "rounds", "low rank, later", "auto", "rounds, low rank"],
 )
 def test_a_codec_sees_each_virtual_worker_of_the_workers_of_a_host(case: Case) -> None:
     """Also where each worker has one, and where hosts have different numbers of workers."""
-    for bounds, hosts in (((0, 1, 4, 6, V), (2, 2)), ((0, 1, 2, 3, 4), (2, 2)), (range(5), (3, 1))):
+    for bounds, hosts in (((0, 1, 4, 6, V), (2, 2)), (range(5), (3, 1))):
         expected, _ = trained(case, VirtualWorkers((0, bounds[-1])), shards=1)
         found, _ = trained(case, VirtualWorkers(tuple(bounds)), shards=2, hosts=hosts)
         assert found == expected, bounds

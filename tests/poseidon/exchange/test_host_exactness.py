@@ -64,7 +64,7 @@ def run(
 
 @pytest.mark.parametrize(
     ("kind", "rule", "passes", "clip"),
-    sample([*itertools.product(KINDS, RULES, PASSES, CLIPS)], every=7),
+    sample([*itertools.product(KINDS, RULES, PASSES, CLIPS)], every=13),
 )
 def test_the_weights_are_those_of_one_process_and_of_a_second_run(
     kind: ExchangeKind, rule: RuleKind, passes: int, clip: float | None

@@ -70,9 +70,9 @@ def plain() -> Arithmetic:
 @pytest.mark.parametrize(
     ("threads", "variables"),
     [
-        (3, {}),
-        (1, {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}),
-        (2, {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2"}),
+        pytest.param(3, {}, marks=pytest.mark.thorough),
+        (2, {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}),
+        pytest.param(2, {"MKL_CBWR": "COMPATIBLE"}, marks=pytest.mark.thorough),
     ],
 )
 def test_threads_and_vector_width_change_no_bit(

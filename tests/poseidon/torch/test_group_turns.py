@@ -184,14 +184,15 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("name", "virtual", "processes"),
-    [*((name, 4, (1, 2, 3, 4)) for name in CASES), ("normed", 7, (1, 2, 3))],
+    ("name", "processes"),
+    [
+        *((name, (1, 3)) for name in CASES if name != "normed, a codec"),
+        ("normed, a codec", (2, 3)),  # one process encodes nothing
+        pytest.param("normed", (1, 2, 4), marks=pytest.mark.thorough),
+    ],
 )
-def test_any_number_of_processes_has_the_same_bits(
-    name: str, virtual: int, processes: Sequence[int]
-) -> None:
-    numbers = [p for p in processes if p > 1 or name != "normed, a codec"]  # one encodes nothing
-    found = {number: trained(CASES[name], number, virtual) for number in numbers}
+def test_any_number_of_processes_has_the_same_bits(name: str, processes: Sequence[int]) -> None:
+    found = {number: trained(CASES[name], number, 4) for number in processes}
     assert len(set(found.values())) == 1, found
 
 
@@ -326,7 +327,7 @@ LOOPS = [
 
 @pytest.mark.parametrize("body", LOOPS)
 def test_loops_of_users_have_the_same_bits(body: Callable[[nn.Module, Group], None]) -> None:
-    found = {trained(Case(Normed, adamw, {}), processes, 3, body) for processes in (1, 2, 3)}
+    found = {trained(Case(Normed, adamw, {}), processes, 3, body) for processes in (1, 2)}
     assert len(found) == 1
 
 

@@ -245,16 +245,6 @@ def test_a_worker_that_stops_within_its_pushes_holds_up_no_round() -> None:
     assert wire.ended(0) == found
 
 
-def test_a_part_that_asks_for_all_lets_its_round_wait() -> None:
-    wire = Wire()
-    wire.end_part(0, 1.0, whole=True)
-    wire.end_part(1, 1.0)
-    wire.wait(99.0)
-    assert wire.ended(0) is None
-    wire.end_part(2, 1.0)
-    assert wire.ended(0) == wire.ended(2) == ((0, 1, 2), 1, [-1.0, 1.0])
-
-
 def test_a_worker_that_is_awaited_ends_its_part_early() -> None:
     wire = Wire()
     wire.end_part(0, 1.0, weight=4.0)

@@ -120,8 +120,11 @@ def test_what_is_not_zeromq_is_refused_and_counted(said: bytes, shard: ZmqServer
         assert _receive_past(shard) == [b"worker"]
 
 
-def test_a_worker_says_nothing_to_who_only_pretends_to_be_the_shard() -> None:
+def test_a_worker_says_nothing_to_who_only_pretends_to_be_the_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It knows the workers' public keys, and admits them; what it lacks is the shard's secret."""
+    monkeypatch.setattr("ps_server.transport.authenticator.HANDSHAKE_MS", 300)
     pretender = ZmqServerTransport(LISTEN, replace(KEYS.of_shard(0), own=STRANGER))
     worker = ZmqClientTransport([pretender.address], KEYS.of_worker(0))
     try:

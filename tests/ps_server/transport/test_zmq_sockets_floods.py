@@ -7,6 +7,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 from collections.abc import Iterator
+from itertools import product
 from multiprocessing.connection import Connection
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from ps_server.keys import JobKeys
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 from tests.support.polling import until
+from tests.support.sampling import sample
 from tests.support.strangers import ATTACKS, files_of, flooded
 
 FILES = 128
@@ -73,7 +75,7 @@ class Listener:
         assert self._process.exitcode == 0
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["encrypted", "in clear"])
+@pytest.fixture(scope="module")
 def listener(request: pytest.FixtureRequest) -> Iterator[Listener]:
     listener = Listener(request.param)
     yield listener
@@ -93,7 +95,11 @@ def is_answered(worker: ZmqClientTransport) -> bool:
     return True
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    ("listener", "attack"),
+    sample(list(product([True, False], ATTACKS)), every=2),
+    indirect=["listener"],
+)
 def test_a_worker_gets_in_during_an_attack(attack: str, listener: Listener) -> None:
     with flooded(listener.port, STRANGERS, ATTACKS[attack]) as flood:
         worker = listener.connect()

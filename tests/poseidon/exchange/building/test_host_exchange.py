@@ -85,15 +85,14 @@ def expected(hosts: Sequence[int], clip: float | None) -> list[Tensor]:
     return weights
 
 
-@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.FACTORS])
 @pytest.mark.parametrize(
-    ("hosts", "clip", "by_number"),
+    ("kind", "hosts", "clip", "by_number"),
     [
-        ((2, 1), None, False),
-        ((1, 3), None, True),
-        ((1, 3), 2.0, False),
-        ((2, 2), None, True),
-        ((1, 1, 1), 2.0, False),
+        (ExchangeKind.SERVER, (2, 1), None, False),
+        (ExchangeKind.FACTORS, (1, 3), None, True),
+        (ExchangeKind.SERVER, (1, 3), 2.0, False),
+        (ExchangeKind.FACTORS, (1, 3), 2.0, False),
+        (ExchangeKind.SERVER, (2, 2), None, True),
     ],
 )
 def test_each_worker_counts_the_same_within_a_bound(

@@ -321,7 +321,8 @@ def test_the_link_is_taken_until_nothing_more_leaves(end: str) -> None:
             worker.links.fail(PeerLost("gone"))
         assert waiting.woken.wait(20)
         assert link.is_free
-        ear.close()
+        if end != "the worker is lost":
+            ear.close()
 
 
 def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.MonkeyPatch) -> None:
