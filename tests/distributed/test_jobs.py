@@ -29,19 +29,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.thorough
-def test_a_killed_shard_ends_the_job_with_one_sentence(folder: Path) -> None:
-    with training(
-        folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2)}"
-    ) as job:
-        job.wait_for("Iteration 1, loss")
-        children = job.children()
-        children["shard 0"].kill()
-        assert job.end() == 1
-        assert "shard 0 (client 0, 127.0.0.1" in job.lines[-1]
-        assert none_left([child.pid for child in children.values()])
-
-
 def test_ctrl_c_stops_all_after_a_snapshot_and_the_run_goes_on_and_saves_without_its_launcher(
     folder: Path,
 ) -> None:

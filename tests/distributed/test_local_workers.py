@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from tests.support.live_processes import none_left
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.training_processes import make_data, poseidon_here, training
 
@@ -125,24 +124,6 @@ def test_one_machine_of_two_workers_has_them_too(
     assert result.returncode == 0, result.stderr
     assert f"1 client, 2 workers, {1 if flags else 0} shard" in result.stderr
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("victim", ["worker 2", "worker 3"])
-def test_a_killed_worker_ends_the_job_with_one_sentence(
-    alone: Path, rendezvous_folder: Path, victim: str
-) -> None:
-    with training(alone, *endless(alone)) as job:
-        job.wait_for("Iteration 1, loss")
-        children = job.children()
-        children[victim].kill()
-        assert job.end() == 1
-        assert re.search(
-            rf"{victim} \(client 1, 127\.0\.0\.1, pid \d+\) was killed by signal 9", job.lines[-1]
-        )
-        assert "Traceback" not in "".join(job.lines)
-        assert none_left([child.pid for child in children.values()])
-    assert not list(rendezvous_folder.glob("poseidon-*"))
 
 
 def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:

@@ -84,15 +84,6 @@ def _start(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> subproces
     )
 
 
-def _train(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> str:
-    """Train without an interruption; return the log."""
-    _definitions(folder).touch()
-    with _start(cluster, folder, flags) as launcher:
-        _, log = launcher.communicate(timeout=LIMIT_S)
-    assert launcher.returncode == 0, log
-    return log
-
-
 def _train_here(folder: Path) -> Path:
     """Train without an interruption and without a gate, which changes no bit, in threads; return
     the folder.
@@ -140,10 +131,6 @@ def _replace(cluster: RayCluster, number: int) -> None:
     """Kill a node and add another one."""
     cluster.kill(number)
     cluster.add(num_cpus=2)
-
-
-def _weights(folder: Path) -> bytes:
-    return (folder / "snap_iter_30.caffemodel").read_bytes()
 
 
 def losses_of_one_process(example: Path) -> list[float]:
@@ -196,50 +183,6 @@ def test_ray_train_has_the_losses_of_one_process_also_after_the_loss_of_a_worker
     assert [float(loss) for _, loss in lines] == pytest.approx(expected, abs=1e-6)
 
 
-UNEQUAL = """
-import sys
-import ray, ray.train, torch
-from ray.train import ScalingConfig
-from ray.train.torch import TorchTrainer, prepare_model
-from poseidon.ray_train import PoseidonConfig
-
-def train():
-    model = prepare_model(torch.nn.Linear(2, 1))
-    rate = 0.1 * (1 + ray.train.get_context().get_world_rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    for _ in range(9):
-        model(torch.ones(1, 2)).square().mean().backward()
-        optimizer.step()
-
-ray.init(address=sys.argv[1])
-config = PoseidonConfig(check_replicas=int(sys.argv[2]))
-TorchTrainer(train, torch_config=config, scaling_config=ScalingConfig(num_workers=2)).fit()
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.needs("ray train")
-def test_unequal_replicas_end_a_run_of_ray_train(
-    cluster: RayCluster, repository: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "unequal.py"
-    script.write_text(UNEQUAL, encoding="utf-8")
-    said = []
-    for every in ("1000", "0"):
-        done = subprocess.run(
-            [sys.executable, script, cluster.address, every],
-            cwd=tmp_path,
-            env={**cluster.environment(), "PYTHONPATH": str(repository)},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        said.append((done.returncode != 0, done.stderr))
-    assert [failed for failed, _ in said] == [True, False], said
-    assert "the replicas differ: 'weight', 'bias' on worker 1 are not as on worker 0" in said[0][1]
-
-
 def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -288,52 +231,6 @@ def test_a_node_that_is_added_takes_the_place_of_a_lost_one(
     assert launcher.returncode == 143, "".join(lines)
     assert any(re.search(r"\d, with client [01] \(\S+\): 2 clients", line) for line in lines)
     assert "after 1 start from memory" in lines[-1]
-
-
-@pytest.mark.thorough
-def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("".join(f"{number} 127.0.0.1 0\n" for number in range(3)))
-    cluster = RayCluster()
-    try:
-        cluster.add(num_cpus=0)
-        cluster.autoscale(max_workers=3)
-        ray = [f"--launcher=ray:address={cluster.address}", "--launcher=ray:clients=3", FROM_DISK]
-        limits = ["--launcher=ray:timeout=3600", "--return_timeout=3600", "--stall_timeout=3600"]
-        log = _train_through_a_loss(
-            cluster, tmp_path / "ray", [*ray, *limits], lambda: cluster.autoscaled().pop().kill()
-        )
-        held = cluster.held()
-    finally:
-        cluster.close()
-    assert "waiting up to 3600 s for nodes: 3 clients need a node each: 3 with CPU=1" in log
-    assert "; restart 1 of 3: continuing from " in log
-    assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
-    assert held == 0, "an actor or a placement group of the job is left"
-    _train(cluster, tmp_path / "local", ["--hostfile=../hosts"])
-    assert _weights(tmp_path / "ray") == _weights(tmp_path / "local")
-
-
-@pytest.mark.thorough
-def test_a_client_with_shards_alone_has_the_node_with_its_resource(
-    cluster: RayCluster, tmp_path: Path
-) -> None:
-    _definitions(tmp_path / "job").touch()
-    flags = [
-        f"--launcher=ray:address={cluster.address}",
-        "--launcher=ray:servers=1",
-        "--launcher=ray:timeout=2",
-    ]
-    flags.append("--launcher=ray:server_resources=shards=1")
-    with _start(cluster, tmp_path / "job", flags) as launcher:
-        _, log = launcher.communicate(timeout=LIMIT_S)
-    assert launcher.returncode == 1
-    assert "2 clients need a node each: 1 with CPU=1 and 1 with CPU=1, shards=1" in log
-    assert "Traceback" not in log
-    cluster.add(num_cpus=1, resources={"shards": 1})
-    with _start(cluster, tmp_path / "job", [*flags, "--launcher=ray:timeout=60"]) as launcher:
-        _, log = launcher.communicate(timeout=LIMIT_S)
-    assert launcher.returncode == 0, log
-    assert "2 clients, 1 worker, 1 shard" in log
 
 
 @pytest.mark.thorough

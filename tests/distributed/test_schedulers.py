@@ -5,7 +5,6 @@ variables.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -226,17 +225,6 @@ def test_a_worker_that_computes_different_bits_ends_the_job(work: Path) -> None:
     assert ended[0][0] == 1, ended
     assert "compute different bits from the same numbers" in ended[0][1]
     assert not (work / f"snap_iter_{ITERATIONS}.caffemodel").exists()
-
-
-@pytest.mark.thorough
-def test_a_mistake_in_the_job_is_reported_once_and_ends_all_tasks(prepared: Path) -> None:
-    port = free_port()
-    job = words("train", "--solver=solver.prototxt", "--snapshot=none.solverstate")
-    with tasks(prepared, [job] * 2, [open_mpi(rank, 2, port) for rank in range(2)]) as started:
-        ended = ends(started)
-    assert [status for status, _ in ended] == [1, 1]
-    assert re.fullmatch(r"poseidon worker: --snapshot: .*none\.solverstate.*\n", ended[0][1])
-    assert ended[1][1] == ""
 
 
 @pytest.mark.thorough

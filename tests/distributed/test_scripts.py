@@ -6,7 +6,6 @@ import io
 import os
 import re
 import runpy
-import signal
 import sys
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from tests.support.training_processes import (
     machinefile,
     make_data,
     poseidon_here,
-    training,
 )
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -264,25 +262,6 @@ def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> Non
     assert "Traceback" in log.read_text(encoding="utf-8")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("how", ["rule", "torch"])
-def test_workers_that_are_out_of_step_end_the_job(folder: Path, how: str) -> None:
-    text = SCRIPT.replace("int(sys.argv[2])", "3 + 2 * group.rank").replace(
-        "group.settle()", "group.mean(1.0)"
-    )
-    (folder / "unequal.py").write_text(text, encoding="utf-8")
-    done = poseidon_here(
-        folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "unequal.py", how, "0", "end"
-    )
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert re.match(  # 8: the steps of both modules
-        "poseidon run: worker 0 waits in mean\\(\\) after step 8, but worker 1 has continued to step "
-        r"\d+: all workers",
-        last,
-    ), last
-
-
 DRAWING = """
 import sys, time
 from pathlib import Path
@@ -358,33 +337,6 @@ def test_a_breakpoint_reads_what_the_launcher_reads_where_there_is_one_worker(
     else:
         assert done.returncode == 2
         assert "debugged.py, line 4: breakpoint() needs a terminal" in done.stderr
-
-
-@pytest.mark.thorough
-def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
-    words = (
-        f"--hostfile={machinefile(folder, 2, 1)}",
-        "--output=logs",
-        "script.py",
-        "rule",
-        "10000000",
-        "end",
-    )
-    with training(folder, *words, command="run") as job:
-        job.wait_for("training")
-        job.process.send_signal(signal.SIGINT)
-        assert job.end() == 130, "".join(job.lines)
-    logs = [(folder / "logs" / f"worker_{rank}.log").read_text(encoding="utf-8") for rank in (0, 1)]
-    steps = [
-        re.search(
-            r"rank \d of 2 after "
-            r"(\d+)",
-            log,
-        ).group(1)
-        for log in logs
-    ]  # type: ignore[union-attr]
-    assert steps[0] == steps[1]
-    assert any("stopped at iteration" in line for line in job.lines)
 
 
 PYCAFFE = """

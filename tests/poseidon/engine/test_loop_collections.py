@@ -287,34 +287,6 @@ def test_an_exception_that_all_workers_may_have(others: LoopPosition) -> None:
     assert positions.move(1, reported(LoopPosition(collections=1))) is None
 
 
-@pytest.mark.parametrize(
-    ("calls", "sentence"),
-    [
-        (
-            ("mean", "save"),
-            "worker 0 calls mean() after step 1, but worker 1 calls save() after step 1; all "
-            "workers must make the same calls in the same order",
-        ),
-        (
-            ("mean", "end"),
-            "worker 0 calls mean() after step 1, but worker 1 has left; all workers must make "
-            "the same calls in the same order",
-        ),
-        (
-            ("state_dict", "mean in a step"),
-            "worker 0 calls state_dict() after step 1, but worker 1 calls mean() in step 2, after "
-            "backward(); all workers must make the same calls in the same order",
-        ),
-    ],
-)
-def test_the_sentences(
-    calls: tuple[str, str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    failures = failures_of_pair(calls, OPTIMIZER, SERVER)
-    assert sentence in map(str, failures)
-
-
 def test_a_mean_of_one_worker_meets_the_first_step_of_another() -> None:
     """The first step of an optimizer compares the replicas; that collection has a name too."""
 

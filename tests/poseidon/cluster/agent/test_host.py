@@ -298,6 +298,7 @@ def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path
         assert "it has sent nothing for 3 s" in str(event["message"])
 
 
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
@@ -306,12 +307,13 @@ def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path
         ([_hello(), b'{"kind": "Register", "record": {}}'], "Register has {} as its record"),
     ],
 )
-def test_what_no_agent_obeys(tmp_path: Path, messages: list[bytes], words: str) -> None:
-    with agent(tmp_path) as process:
-        report = _exchange(process, *messages)
-        assert isinstance(report, Refused) and report.id == AGENT_ITSELF
-        assert words in report.message
-        assert process.wait(WAIT_S) == 1
+def test_what_no_agent_obeys(messages: list[bytes], words: str) -> None:
+    launcher = FakeLauncher(*messages)
+    assert Agent(launcher).serve().status == 1
+    reports = [REPORTS.decode(launcher.reports.get_nowait()) for _ in messages]
+    (refused,) = [report for report in reports if not isinstance(report, AgentWelcome)]
+    assert isinstance(refused, Refused) and refused.id == AGENT_ITSELF
+    assert words in refused.message
 
 
 class FakeLauncher:

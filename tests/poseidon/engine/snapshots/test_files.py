@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import threading
 from pathlib import Path
@@ -51,21 +50,6 @@ def test_a_read_only_file_system_is_reported(
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(SnapshotError, match=r"cannot write .*model: Read-only file system"):
         write_atomically(tmp_path / "model", b"x")
-
-
-def test_the_new_name_is_brought_to_disk_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a crash of the machine could undo the renaming after older snapshots were removed."""
-    path, named = tmp_path / "model", list[bool]()
-
-    def fsync(number: int) -> None:
-        if Path(os.readlink(f"/proc/self/fd/{number}")) == tmp_path:
-            named.append(path.exists())
-
-    monkeypatch.setattr("os.fsync", fsync)
-    write_atomically(path, b"whole")
-    assert named == [True]
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

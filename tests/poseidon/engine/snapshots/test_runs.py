@@ -151,12 +151,6 @@ def test_a_new_short_run_in_an_old_folder(tmp_path: Path) -> None:
     assert later_of_others(later) is None
 
 
-def test_the_sums_of_a_run_are_those_of_sha256sum(tmp_path: Path) -> None:
-    state = write(tmp_path / "net", 3, B)
-    words = ["sha256sum", "--check", "--strict", sums_path(state).name]
-    assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
-
-
 def write_sealed(prefix: Path, iteration: int, *, hdf5: bool = False, sealed: bool = True) -> Path:
     model, state = (
         model_path(prefix, iteration, hdf5=hdf5),
