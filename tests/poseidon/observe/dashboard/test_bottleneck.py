@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from poseidon.observe.dashboard.bottleneck import JobLimit, ShardLoad, WorkerLoad, find_bottleneck
+from poseidon.observe.dashboard.bottleneck import (
+    Bottleneck,
+    JobLimit,
+    ShardLoad,
+    WorkerLoad,
+    find_bottleneck,
+)
 
 HOSTS = ("node0", "node1", "node2", "node3")
 
@@ -19,38 +27,9 @@ def worker(rank: int, **more: Any) -> WorkerLoad:
     return replace(load, **more)
 
 
-def job(**more: Any) -> tuple[list[WorkerLoad], list[ShardLoad]]:
-    """Return a job of four hosts whose workers all have a load."""
-    shards = [
-        ShardLoad(
-            index=n, host=host, busy=0.2, sending={other: 0.1 for other in HOSTS if other != host}
-        )
-        for n, host in enumerate(HOSTS)
-    ]
-    return [worker(rank, **more) for rank in range(4)], shards
-
-
-def busy_link(workers: list[WorkerLoad], shards: list[ShardLoad], host: str, busy: float) -> None:
-    """Let all connections from and to a host be busy."""
-
-    def sending(load: WorkerLoad | ShardLoad) -> dict[str, float]:
-        return {
-            peer: busy if host in (peer, load.host) else part for peer, part in load.sending.items()
-        }
-
-    workers[:] = [replace(load, sending=sending(load)) for load in workers]
-    shards[:] = [replace(load, sending=sending(load)) for load in shards]
-
-
 def test_nothing_is_known_before_the_first_iterations() -> None:
     assert find_bottleneck([], []).cause is JobLimit.UNKNOWN
     assert find_bottleneck([worker(0, iterations=0.0)], []).cause is JobLimit.UNKNOWN
-
-
-def test_workers_that_hardly_wait_are_limited_by_compute() -> None:
-    found = find_bottleneck(*job())
-    assert found.cause is JobLimit.COMPUTE
-    assert found.sentence == "Compute is the limit: workers wait for each other 5 % of the time."
 
 
 @pytest.mark.parametrize(
@@ -74,50 +53,76 @@ def test_one_worker_alone_is_limited_by_compute() -> None:
     assert find_bottleneck([worker(0, waited=0.0)], []).cause is JobLimit.COMPUTE
 
 
-def test_a_worker_that_waits_for_its_data_delays_the_others() -> None:
-    workers, shards = job(waited=0.6)
-    workers[2] = worker(2, waited=0.02, read=0.6)
-    found = find_bottleneck(workers, shards)
-    assert (found.cause, found.where) == (JobLimit.DATA, "worker 2")
-    assert "worker 2 on node2 waits for data 60 % of the time" in found.sentence
+def in_job(
+    waited: float,
+    workers: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
+    links: Mapping[str, float] = MappingProxyType({}),
+    shards: Mapping[int, float] = MappingProxyType({}),
+    **more: float,
+) -> Bottleneck:
+    """Return what limits a job of four hosts with a worker and a shard each.
+
+    Args:
+        waited: by all workers.
+        workers: what is different for some.
+        links: how busy all connections from and to a host are.
+        shards: how busy some are.
+    """
+
+    def sending(host: str) -> dict[str, float]:
+        peers = [peer for peer in HOSTS if peer != host]
+        return {peer: links.get(peer, links.get(host, 0.1)) for peer in peers}
+
+    loads = [
+        worker(rank, **{"waited": waited, **more, **workers.get(rank, {})}, sending=sending(host))
+        for rank, host in enumerate(HOSTS)
+    ]
+    return find_bottleneck(
+        loads,
+        [
+            ShardLoad(index=n, host=host, busy=shards.get(n, 0.2), sending=sending(host))
+            for n, host in enumerate(HOSTS)
+        ],
+    )
 
 
-def test_a_straggler_is_named_though_the_others_wait_on_the_network_too() -> None:
-    workers, shards = job(waited=0.6)
-    workers[1] = worker(1, waited=0.0)
-    busy_link(workers, shards, "node3", 0.9)
-    found = find_bottleneck(workers, shards)
-    assert (found.cause, found.where) == (JobLimit.WORKER, "worker 1")
-    assert "it needs 100 ms of its own for an iteration, and the others 40 ms" in found.sentence
-
-
-def test_readers_that_are_all_slow_do_not_hide_a_straggler() -> None:
-    workers, shards = job(waited=0.5, read=0.25)
-    workers[2] = worker(2, waited=0.0, read=0.25)
-    found = find_bottleneck(workers, shards)
-    assert (found.cause, found.where) == (JobLimit.WORKER, "worker 2")
-
-
-def test_a_worker_that_is_a_little_slower_is_compute() -> None:
-    workers, shards = job(waited=0.3)
-    workers[1] = worker(1, waited=0.02)
-    assert find_bottleneck(workers, shards).cause is JobLimit.COMPUTE
-
-
-def test_own_times_that_differ_by_a_small_part_of_an_iteration_name_no_worker() -> None:
-    workers, shards = job(waited=0.95)
-    workers[1] = worker(1, waited=0.88)
-    busy_link(workers, shards, "node3", 0.8)
-    found = find_bottleneck(workers, shards)
-    assert (found.cause, found.where) == (JobLimit.LINK, "node3")
+@pytest.mark.parametrize(
+    ("found", "cause", "where", "words"),
+    [
+        (in_job(0.05), JobLimit.COMPUTE, "", "workers wait for each other 5 % of the time"),
+        (
+            in_job(0.6, {2: {"waited": 0.02, "read": 0.6}}),
+            *(JobLimit.DATA, "worker 2", "worker 2 on node2 waits for data 60 % of the time"),
+        ),
+        (  # though the others wait on the network too
+            in_job(0.6, {1: {"waited": 0.0}}, {"node3": 0.9}),
+            *(JobLimit.WORKER, "worker 1", "100 ms of its own for an iteration, and the others 40"),
+        ),
+        (in_job(0.5, {2: {"waited": 0.0}}, read=0.25), JobLimit.WORKER, "worker 2", ""),
+        (in_job(0.3, {1: {"waited": 0.02}}), JobLimit.COMPUTE, "", ""),
+        (in_job(0.95, {1: {"waited": 0.88}}, {"node3": 0.8}), JobLimit.LINK, "node3", ""),
+        # who sends to an overloaded shard has always something to send
+        (in_job(0.7, links={"node2": 0.9}, shards={2: 0.95}), JobLimit.SHARD, "shard 2", ""),
+        (in_job(0.7, links={"node3": 0.95}), JobLimit.LINK, "node3", "The link of node3"),
+        (
+            in_job(0.7, links=dict.fromkeys(HOSTS, 0.9)),
+            *(JobLimit.LINK, "", "The links are the limit: they carry data 100 % of the time"),
+        ),
+        (
+            in_job(0.7, host_busy=0.97),
+            *(JobLimit.COMPUTE, "node0", "the processors of node0 are busy 97 % of the time"),
+        ),
+        (in_job(0.7), JobLimit.UNKNOWN, "", "70 % of the time, and no link and no shard is busy"),
+    ],
+)
+def test_what_limits_a_job(found: Bottleneck, cause: JobLimit, where: str, words: str) -> None:
+    assert (found.cause, found.where) == (cause, where)
+    assert words in found.sentence
+    assert found.sentence.endswith(".")
 
 
 def test_a_link_explains_waits_that_are_short() -> None:
-    workers, shards = job(waited=0.3)
-    busy_link(workers, shards, "node1", 0.15)
-    for index, load in enumerate(workers):
-        workers[index] = replace(load, sending={**load.sending, "node1": 0.15})
-    found = find_bottleneck(workers, shards)
+    found = in_job(0.3, links={"node1": 0.15})
     assert found.cause is JobLimit.LINK
     assert "--compress=int8" in found.advice
 
@@ -155,49 +160,3 @@ def test_a_link_between_two_hosts_is_that_of_both() -> None:
     found = find_bottleneck(workers, [])
     assert (found.cause, found.where) == (JobLimit.LINK, "")
     assert "they carry data 90 % of the time" in found.sentence
-
-
-def test_a_shard_that_works_all_the_time() -> None:
-    workers, shards = job(waited=0.7)
-    # who sends to an overloaded shard has always something to send
-    busy_link(workers, shards, "node2", 0.9)
-    shards[2] = replace(shards[2], busy=0.95)
-    found = find_bottleneck(workers, shards)
-    assert (found.cause, found.where) == (JobLimit.SHARD, "shard 2")
-
-
-def test_a_link_that_is_slower_than_the_others() -> None:
-    workers, shards = job(waited=0.7)
-    busy_link(workers, shards, "node3", 0.95)
-    found = find_bottleneck(workers, shards)
-    assert (found.cause, found.where) == (JobLimit.LINK, "node3")
-    assert found.sentence.startswith("The link of node3 is the limit")
-
-
-def test_links_that_are_all_slow() -> None:
-    workers, shards = job(waited=0.7)
-    for host in HOSTS:
-        busy_link(workers, shards, host, 0.9)
-    found = find_bottleneck(workers, shards)
-    assert (found.cause, found.where) == (JobLimit.LINK, "")
-    assert found.sentence.startswith("The links are the limit: they carry data 100 % of the time")
-
-
-def test_processors_that_are_all_busy() -> None:
-    found = find_bottleneck(*job(waited=0.7, host_busy=0.97))
-    assert found.cause is JobLimit.COMPUTE
-    assert "the processors of node0 are busy 97 % of the time" in found.sentence
-
-
-def test_a_wait_without_a_busy_part_is_said_so() -> None:
-    found = find_bottleneck(*job(waited=0.7))
-    assert found.cause is JobLimit.UNKNOWN
-    assert (
-        found.sentence
-        == "Workers wait for each other 70 % of the time, and no link and no shard is busy."
-    )
-
-
-@pytest.mark.parametrize("waited", [0.0, 0.05, 0.15])
-def test_every_finding_is_a_sentence(waited: float) -> None:
-    assert find_bottleneck(*job(waited=waited)).sentence.endswith(".")

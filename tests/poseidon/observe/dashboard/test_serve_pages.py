@@ -165,31 +165,24 @@ def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "status"),
+    ("status", "hosts"),
     [
-        ("localhost", 200),
-        ("LOCALHOST:8300", 200),
-        ("127.0.0.1:80", 200),
-        ("[::1]:8300", 200),
-        ("evil.example", 403),
-        ("127.0.0.1.evil.example:8300", 403),
-        ("localhost.evil.example", 403),
-        ("", 403),
+        (200, ["localhost", "LOCALHOST:8300", "127.0.0.1:80", "[::1]:8300"]),
+        (403, ["evil.example", "127.0.0.1.evil.example:8300", "localhost.evil.example", ""]),
     ],
 )
-def test_on_loopback_another_host_is_refused(folder: Path, host: str, status: int) -> None:
+def test_on_loopback_another_host_is_refused(folder: Path, status: int, hosts: list[str]) -> None:
     """As from a page whose name was rebound to 127.0.0.1."""
     with served(folder) as address:
-        request = urllib.request.Request(f"{address}/api/jobs", headers={"Host": host})
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                assert answer.status == status
-        except urllib.error.HTTPError as error:
-            with error:
-                assert error.code == status
-                assert (
-                    f"not for host '{host}': open it by one of these names" in error.read().decode()
-                )
+        for host in hosts:
+            request = urllib.request.Request(f"{address}/api/jobs", headers={"Host": host})
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    assert answer.status == status
+            except urllib.error.HTTPError as error:
+                with error:
+                    assert error.code == status
+                    assert f"not for host '{host}'" in error.read().decode()
 
 
 def test_with_a_token_any_host_is_answered(folder: Path) -> None:
@@ -291,17 +284,11 @@ def test_logs_are_searched(folder: Path) -> None:
         assert line.startswith("worker 0: ")
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/api/jobs/other", "/api/jobs/lenet-1/timeline", "/static/../app.py", "/api/jobs/..%2f.."],
-)
-def test_what_does_not_exist_is_not_found(folder: Path, path: str) -> None:
+def test_what_does_not_exist_is_not_found_and_nothing_can_be_changed(folder: Path) -> None:
+    paths = ("jobs/other", "jobs/lenet-1/timeline", "../static/../app.py", "jobs/..%2f..")
     with served(folder) as address:
-        assert refusal(address + path) == 404
-
-
-def test_nothing_can_be_changed(folder: Path) -> None:
-    with served(folder) as address:
+        for path in paths:
+            assert refusal(f"{address}/api/{path}") == 404
         assert refusal(urllib.request.Request(f"{address}/api/jobs", method="POST")) == 405
 
 

@@ -101,27 +101,12 @@ def test_a_worker_without_an_iteration_has_no_own_time() -> None:
     assert (row["waited"], row["own_s"]) == (0.0, None)
 
 
-def test_a_lead_is_no_matter_of_when_a_worker_reports() -> None:
-    made = view(
-        START,
-        worker(110.0, 0, 0, 0.0),
-        worker(114.0, 1, 40, 0.0),
-        worker(120.0, 0, 100, 0.0),
-        worker(124.0, 1, 143, 0.0),
-    )
-    rows = made.summary(125.0, running=True)["workers"]
-    assert [(row["rank"], row["iteration"], row["lead"]) for row in rows] == [
-        (0, 100, 0),
-        (1, 143, 2),
-    ]
-
-
 @pytest.mark.parametrize(
     ("bounds", "leads"),
     [((None, None), [0, 2]), ((0, 0), [0, 0]), ((1, 1), [0, 1]), ((0, None), [0, 2])],
 )
 def test_a_lead_is_within_the_bound(bounds: tuple[int | None, ...], leads: list[int]) -> None:
-    """It is an estimate; without a bound of both workers there is none."""
+    """It is an estimate, whenever a worker reports; without a bound of both there is none."""
     first, second = bounds
     made = view(
         START,
