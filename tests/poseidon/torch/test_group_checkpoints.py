@@ -191,7 +191,7 @@ KINDS = [kind for kind in ExchangeKind if kind not in (ExchangeKind.LOCAL, Excha
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"), zip(KINDS, [ADAM, torch_adam, torch_adam, ADAM], strict=True)
+    ("kind", "how"), list(zip(KINDS, [ADAM, torch_adam, torch_adam, ADAM], strict=True))
 )
 def test_within_an_epoch(how: How, kind: ExchangeKind) -> None:
     """After 3 of an epoch's 5 steps, or 2 of 4 (two workers read 10 records each)."""
