@@ -189,37 +189,6 @@ def stop(watch: Watch) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_processes_go_on_without_one_that_was_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    watch = run_job(
-        monkeypatch,
-        tmp_path,
-        lambda watch: watch.kill("worker 0"),
-        lambda watch: watch.kill("worker 1", "shard 1"),
-        stop,
-    )
-    first, second, third = watch.starts
-    assert set(first) == {f"{role} {n}" for role in ("worker", "shard") for n in range(3)}
-    # the second client is first now: it and the third keep their processes
-    assert second == {
-        "worker 0": first["worker 1"],
-        "worker 1": first["worker 2"],
-        "shard 0": first["shard 1"],
-        "shard 1": first["shard 2"],
-    }
-    # a client alone needs no shard, and its own waits for a second client
-    assert third == {"worker 0": first["worker 1"], "shard 0": first["shard 1"]}
-    assert watch.iterations == [2, 3, 4]
-    said = capsys.readouterr().err
-    assert "worker 0 (client 0, 127.0.0.1, pid" in said
-    where = (
-        "from iteration 1 in memory, without client 0 (127.0.0.1): 2 clients, 2 workers, 3 virtual"
-    )
-    assert f"SIGKILL), last seen at iteration 2; continuing {where}" in said
-    assert "stopped at iteration 4 after 2 starts from memory" in said
-
-
 def nothing(watch: Watch) -> None:
     """The job regroups by itself."""
 

@@ -179,18 +179,6 @@ def test_what_a_wire_sees(encrypted: bool) -> None:
         server.close()
 
 
-def test_what_was_heard_on_the_wire_opens_no_door(shard: ZmqServerTransport) -> None:
-    relay = Relay(shard.address)
-    worker = ZmqClientTransport([relay.address], KEYS.of_worker(0))
-    send_first(shard, worker, [b"once"])
-    worker.close()
-    relay.close()
-    host, _, port = shard.address.removeprefix("tcp://").partition(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(relay.there)  # the greeting, the handshake and the message, to the byte
-        assert _receive_past(shard) == [b"worker"]
-
-
 def test_connections_are_counted_while_they_stand() -> None:
     server = ZmqServerTransport(LISTEN)
     workers = [ZmqClientTransport([server.address]) for _ in range(2)]

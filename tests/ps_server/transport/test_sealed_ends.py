@@ -136,21 +136,6 @@ def test_what_an_attacker_takes_out_ends_the_connection(
             made.worker.receive(WAIT_S)
 
 
-def test_reordered() -> None:
-    held: list[Message] = []
-
-    def swap(number: int, message: Message) -> list[Message]:
-        if number == FIRST:
-            held.append(message)
-            return []
-        return [message, *held] if number == SECOND else [message]
-
-    with line(swap) as made:
-        assert made.send(b"first", b"second") == []
-        with pytest.raises(PeerLost):
-            made.worker.receive(WAIT_S)
-
-
 def test_reflected_and_spliced() -> None:
     """What the shard has said, and what another connection has carried, is not from this worker."""
     other: list[Message] = []
