@@ -176,6 +176,7 @@ def test_accelerate_the_trainer_and_lora(repository: Path, tmp_path: Path) -> No
     assert all("lora_" in name for name in tensors), "more than the adapters travels"
 
 
+@pytest.mark.thorough
 def test_a_script_of_ddp_survives_the_loss_of_a_worker(repository: Path, tmp_path: Path) -> None:
     """With BatchNorm, accumulation, clipping, a schedule, validation and a checkpoint of its own.
 

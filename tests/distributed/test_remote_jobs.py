@@ -127,6 +127,7 @@ def test_a_job_is_listed_everywhere_and_killed_from_another_machine(site: Site) 
         assert none_left(mine)
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_killed_from_another_machine_is_not_started_again(site: Site) -> None:
     elsewhere = site.hosts[0]
     with remote_job(site, "job-d", 9000) as job:

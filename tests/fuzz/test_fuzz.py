@@ -18,7 +18,7 @@ from tests.fuzz.branches import LAYERS
 from tests.fuzz.judging import Outcome, judge
 from tests.fuzz.targets import Kind, kinds, run_net
 
-CASES = 120
+CASES = 80
 SEED = 20
 
 

@@ -1,4 +1,4 @@
-"""A few thousand hostile messages for each target; `python -m tests.fuzz.sessions` sends a
+"""Some thousand hostile messages for each target; `python -m tests.fuzz.sessions` sends a
 million.
 """
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.fuzz.sessions import TARGETS
 
-MESSAGES = 3_000
+MESSAGES = 2_000
 SEED = 20
 LEAST_KEPT_BYTES = 8
 """Smallest memory of a message that is kept: its entry in a list."""

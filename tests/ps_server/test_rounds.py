@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,6 @@ from ps_server.network import Network
 from ps_server.rounds import Rounds
 from ps_server.transport.memory import MemoryNetwork
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
-from tests.support.mkl import needs_mkl, threads_of_products
 
 
 def on_sockets() -> Rounds:
@@ -79,21 +81,13 @@ def test_a_shard_moves_while_each_of_its_rounds_does() -> None:
     assert rounds.moves()
 
 
-SERVES = """
-import torch
-from ps_server import numerics, rounds
-left, right = torch.ones(96, 128), torch.ones(128, 256)
-class Server:
-    address = ""
-    def serve(self):
-        torch.mm(left, right)
-numerics.prepare_process(threads=1)
-served = rounds.Rounds(lambda number: Server())
-served.listen()
-served.wait(stays=False)
-"""
-
-
-@needs_mkl
-def test_a_shard_computes_with_one_thread_in_the_environment_of_workers() -> None:
-    assert threads_of_products(SERVES, {"OMP_NUM_THREADS": "4"}) == {1}
+def test_a_shard_computes_with_one_thread_in_the_environment_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[str] = []
+    monkeypatch.setattr("ps_server.rounds.prepare_thread", lambda: did.append("prepared"))
+    served: Any = SimpleNamespace(address="", serve=lambda: did.append("served"))
+    rounds = Rounds(lambda number: served)
+    rounds.listen()
+    rounds.wait(stays=False)
+    assert did == ["prepared", "served"]

@@ -144,7 +144,7 @@ def test_a_socket_and_a_folder_are_refused(tmp_path: Path) -> None:
         write_whole(tmp_path, b"x")
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize("name", ["/dev/fd/1", "link"])
 def test_an_own_descriptor_is_written_where_it_stands(name: str, tmp_path: Path) -> None:
     """What `>> log` has stays, and so does the order of what is printed."""
     log, script = tmp_path / "log", "print('before'); write_whole(Path(sys.argv[1]), b'content\\n')"

@@ -60,8 +60,11 @@ def sample_with(threads: int, variables: Mapping[str, str]) -> Arithmetic:
 
 @pytest.fixture(scope="module")
 def plain() -> Arithmetic:
-    """Of one thread."""
-    return sample_with(1, {})
+    """Of this process."""
+    kinds = [kind for kind in RuleKind if kind is not RuleKind.MUON]
+    return arithmetic_sample(
+        [Trained(name=kind.value, tensor=torch.zeros(2), rule=Rule(kind=kind)) for kind in kinds]
+    )
 
 
 @pytest.mark.skipif(
@@ -70,11 +73,12 @@ def plain() -> Arithmetic:
 @pytest.mark.parametrize(
     ("threads", "variables"),
     [
-        pytest.param(3, {}, marks=pytest.mark.thorough),
+        (3, {}),
         (2, {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}),
-        pytest.param(2, {"MKL_CBWR": "COMPATIBLE"}, marks=pytest.mark.thorough),
+        (2, {"MKL_CBWR": "COMPATIBLE"}),
     ],
 )
+@pytest.mark.thorough
 def test_threads_and_vector_width_change_no_bit(
     plain: Arithmetic, threads: int, variables: Mapping[str, str]
 ) -> None:
@@ -238,11 +242,6 @@ def test_when_it_is_due() -> None:
     assert [n for n in range(20, 45) if check.is_due(n, also_first=True)] == list(range(21, 45))
     check.run(21)
     assert [n for n in range(20, 45) if check.is_due(n, also_first=True)] == [30, 40]
-
-
-def test_the_sample_of_this_process_is_that_of_any() -> None:
-    tensors = [Trained(name="w", tensor=torch.zeros(2), rule=Rule(kind=RuleKind.SGD))]
-    assert arithmetic_sample(tensors) == arithmetic_sample(tensors)
 
 
 @pytest.mark.parametrize(("kind", "alike"), [(RuleKind.MUON, False), (RuleKind.ADAMW, True)])

@@ -8,21 +8,20 @@ import pytest
 
 from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server import LocalProtocolError, StalenessTimeout
-from tests.support.mkl import needs_mkl, threads_of_products
 
 
-@needs_mkl
-def test_the_thread_computes_with_the_threads_of_its_process() -> None:
-    program = """
-import torch
-from poseidon.exchange.serial_executor import SerialExecutor
-torch.set_num_threads(1)
-left, right = torch.ones(96, 128), torch.ones(128, 256)
-executor = SerialExecutor("pushes", print, threaded=True)
-executor.call(lambda: torch.mm(left, right))
-executor.close()
-"""
-    assert threads_of_products(program, {"OMP_NUM_THREADS": "4"}) == {1}
+def test_the_thread_computes_with_the_threads_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[str] = []
+    monkeypatch.setattr(
+        "poseidon.exchange.serial_executor.prepare_thread",
+        lambda: prepared.append(threading.current_thread().name),
+    )
+    executor = SerialExecutor("pushes", print, threaded=True)
+    executor.call(lambda: prepared.append("call"))
+    executor.close()
+    assert prepared == ["pushes", "call"]
 
 
 def test_without_a_thread_calls_run_at_once_and_raise_where_they_are_made() -> None:

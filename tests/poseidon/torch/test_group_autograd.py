@@ -116,18 +116,14 @@ def alone(loss: Loss) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_whole_gradients(name: str) -> None:
+def test_whole_gradients_and_factors(name: str) -> None:
     loss = USES[name]
-    assert_same(together(2, build, plain, loop(loss)), alone(loss))
-
-
-@pytest.mark.parametrize("name", USES)
-def test_factors(name: str) -> None:
-    loss = USES[name]
+    expected = alone(loss)
+    assert_same(together(2, build, plain, loop(loss)), expected)
     options = DistributeOptions(batch_size=BATCH // 2)
     job = member(ExchangeKind.FACTORS)
     ends = together(2, build, SGD(lr=RATE), loop(loss), options=options, member=job)
-    assert_same(ends, alone(loss))
+    assert_same(ends, expected)
 
 
 def penalty_on_a_part(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
