@@ -16,6 +16,7 @@ from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind, SignalKind
 from tests.support.cluster import job_addresses
 from tests.support.machines import member_on
+from tests.support.sampling import sample_of_pairs
 from tests.support.threads import on_threads
 
 LOCAL, STEPS = 2, 7
@@ -35,9 +36,12 @@ def gradient(rank: int, step: int, like: Tensor) -> Tensor:
     return torch.randn(like.shape, generator=seed)
 
 
-@pytest.mark.parametrize("machines", [1, 2])
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.ALLREDUCE, ExchangeKind.AUTO])
+@pytest.mark.parametrize(
+    ("kind", "clip", "machines"),
+    sample_of_pairs(
+        [ExchangeKind.SERVER, ExchangeKind.ALLREDUCE, ExchangeKind.AUTO], [None, 0.5], [1, 2]
+    ),
+)
 def test_each_plane_has_its_means_and_all_workers_stop_together(
     kind: ExchangeKind, clip: float | None, machines: int
 ) -> None:

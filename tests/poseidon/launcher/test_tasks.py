@@ -43,18 +43,23 @@ print(len(taken))
 """
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(("who", "wait_s"), [("another", "0"), ("both", "30")])
-def test_one_request_reaches_the_launcher(who: str, wait_s: str) -> None:
+def printed(program: str, *words: str) -> tuple[str, str]:
+    """Run a program in a process of its own; return its output and its errors."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, who, wait_s],
+        [sys.executable, "-c", program, *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert done.stdout == "1\n"
+    return done.stdout, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("who", "wait_s"), [("another", "0"), ("both", "30")])
+def test_one_request_reaches_the_launcher(who: str, wait_s: str) -> None:
+    assert printed(SCRIPT, who, wait_s)[0] == "1\n"
 
 
 LEAVES = """
@@ -74,15 +79,7 @@ with tasks.TaskSignals() as signals:
 
 @pytest.mark.processes
 def test_hosts_of_other_tasks_leave_where_they_can() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LEAVES],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "a b 0\n"
+    assert printed(LEAVES)[0] == "a b 0\n"
 
 
 ENDED = """
@@ -101,15 +98,7 @@ print(len(taken))
 
 @pytest.mark.processes
 def test_a_job_that_has_ended_is_not_signalled() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENDED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "0\n"
+    assert printed(ENDED)[0] == "0\n"
 
 
 BROKEN = """
@@ -132,20 +121,10 @@ print(came.is_set())
 
 @pytest.mark.processes
 def test_a_failure_is_logged_and_the_request_still_reaches_the_launcher() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "True\n"
-    assert (
-        done.stderr
-        == "cannot tell whether only this task was signalled, so it ends: ValueError('negative "
-        "argument')\n"
-    )
+    said, errors = printed(BROKEN)
+    assert said == "True\n"
+    assert errors.startswith("cannot tell whether only this task was signalled")
+    assert errors.endswith(": ValueError('negative argument')\n")
 
 
 KEY = b"k" * 64

@@ -33,23 +33,6 @@ def hostfile(tmp_path: Path) -> Path:
     return path
 
 
-def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
-    registry = Registry(tmp_path)
-    with (
-        running_job(tmp_path, "job-a", hostfile) as job,
-        running_job(tmp_path, "job-b", hostfile) as other,
-    ):
-        job.kill_launcher()
-        # Stopped processes must go too.
-        os.kill(job.pids[2], signal.SIGSTOP)
-        assert len(live_pids(job.pids)) == 4
-        assert kill_job(job.job, registry, timeouts=PATIENCE) == 4
-        assert live_pids(job.pids) == []
-        assert len(live_pids(other.pids)) == 4
-        assert live_pids([other.launcher.pid])
-    assert registry.jobs() == (other.job,)
-
-
 def test_with_its_launcher(tmp_path: Path, hostfile: Path) -> None:
     registry = Registry(tmp_path)
     with running_job(tmp_path, "job-a", hostfile) as job:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -165,15 +164,3 @@ def test_a_host_is_asked_over_ssh_and_again_after_its_connection_broke(
         timeouts = KillTimeouts(launcher_s=1.0, grace_s=0.5)
         kill = KillRequest(jobs=("none-of-that-name",), timeouts=timeouts)
         assert kill_remote_jobs(kill, [FAR], ask) == ({("none-of-that-name", FAR): 0}, [])
-
-
-@pytest.mark.needs("sshd")
-@pytest.mark.processes
-def test_a_host_that_cannot_be_reached_hides_no_other(sshd: LoopbackSshd, far_home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    down = replace(FAR, id=1, ssh_port=port)
-    with SshAgents(SshSettings(config=sshd.config), OWN) as ask:
-        jobs, (problem,) = list_remote_jobs([down, FAR], ask)
-    assert [job.host for job in jobs] == [FAR]
-    assert "Connection refused" in problem

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,7 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
         running_job(tmp_path, "job-b", hostfile) as other,
     ):
         job.kill_launcher()
+        os.kill(job.pids[2], signal.SIGSTOP)  # stopped processes must go too
         seen = {found.record.job: found for found in list_jobs(registry).jobs}
         assert {name: (found.launcher, found.living) for name, found in seen.items()} == {
             job.job: (False, 4),
