@@ -64,20 +64,8 @@ def test_signs_of_the_dot_language_are_only_letters() -> None:
 )
 def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: Path) -> None:
     target = tmp_path / f"net.{extension}"
-    assert (
-        main(
-            [
-                "draw_net",
-                str(repository / ALEXNET),
-                str(target),
-                "--rankdir",
-                "TB",
-                "--phase",
-                "TEST",
-            ]
-        )
-        == 0
-    )
+    words = ["draw_net", str(repository / ALEXNET), str(target), "--rankdir", "TB"]
+    assert main([*words, "--phase", "TEST"]) == 0
     assert target.read_bytes().startswith(magic)
 
 
@@ -93,17 +81,8 @@ def test_the_drawing_is_legible_on_a4(
     its view.
     """
     target = tmp_path / "net.svg"
-    assert (
-        main(
-            [
-                "draw_net",
-                str(repository / f"prototxt/{net}.prototxt"),
-                str(target),
-                f"--phase={phase}",
-            ]
-        )
-        == 0
-    )
+    path = str(repository / f"prototxt/{net}.prototxt")
+    assert main(["draw_net", path, str(target), f"--phase={phase}"]) == 0
     root = ElementTree.fromstring(target.read_bytes())
     width, height = (
         float((root.get(side) or "").removesuffix("pt")) for side in ("width", "height")

@@ -63,12 +63,8 @@ def test_unnamed_layers_are_numbered_by_type() -> None:
     one = L.Convolution(data, num_output=1, kernel_size=1)
     two = L.Convolution(one, num_output=1, kernel_size=1)
     net = to_proto(L.Eltwise(one, two))
-    assert [layer.name for layer in net.layer] == [
-        "DummyData1",
-        "Convolution1",
-        "Convolution2",
-        "Eltwise1",
-    ]
+    names = " ".join(layer.name for layer in net.layer)
+    assert names == "DummyData1 Convolution1 Convolution2 Eltwise1"
     assert list(net.layer[3].bottom) == ["Convolution1", "Convolution2"]
 
 

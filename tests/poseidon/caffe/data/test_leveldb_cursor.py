@@ -78,13 +78,7 @@ def test_a_command_prints_the_error_on_one_line(
 ) -> None:
     (tmp_path / "list").write_text("a.jpg 0\n")
     (tmp_path / "a.jpg").write_bytes(b"")
-    words = [
-        "convert_imageset",
-        "--backend=leveldb",
-        f"{tmp_path}/",
-        f"{tmp_path}/list",
-        f"{tmp_path}/db",
-    ]
-    assert main(words) == 1
+    paths = [f"{tmp_path}/{end}" for end in ("", "list", "db")]
+    assert main(["convert_imageset", "--backend=leveldb", *paths]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("poseidon convert_imageset: LevelDB needs the Python package plyvel")

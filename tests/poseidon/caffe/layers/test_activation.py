@@ -30,13 +30,8 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "body"), CASES)
 def test_in_place_equals_beside(kind: str, body: str) -> None:
-    first = layer(
-        "InnerProduct",
-        "x",
-        "a",
-        "inner_product_param { num_output: 6 weight_filler { type: 'xavier' } }",
-        name="ip",
-    )
+    body_of_first = "inner_product_param { num_output: 6 weight_filler { type: 'xavier' } }"
+    first = layer("InnerProduct", "x", "a", body_of_first, name="ip")
     gradients, tops = [], []
     for top in ("a", "b"):
         net = build(inputs(x=(4, 5)) + first + layer(kind, "a", top, body))

@@ -10,47 +10,28 @@ from tests.support.nets import build, inputs, layer, noise, stack
 
 FILL = "weight_filler { type: 'xavier' } bias_filler { type: 'gaussian' }"
 
+BOTH = "kernel_size: 3 kernel_size: 5 stride: 2 stride: 1 pad: 0 pad: 2"
+NAMED = "kernel_h: 3 kernel_w: 5 pad_w: 2 stride_h: 2 stride_w: 1"
 SHAPES = [
-    ((2, 6, 9, 11), "num_output: 4 kernel_size: 3", (2, 4, 7, 9)),
-    (
-        (2, 6, 9, 11),
-        "num_output: 4 kernel_size: 3 kernel_size: 5 stride: 2 stride: 1 pad: 0 pad: 2",
-        (2, 4, 4, 11),
-    ),
-    (
-        (2, 6, 9, 11),
-        "num_output: 4 kernel_h: 3 kernel_w: 5 pad_w: 2 stride_h: 2 stride_w: 1",
-        (2, 4, 4, 11),
-    ),
-    ((2, 6, 9, 11), "num_output: 4 kernel_size: 3 dilation: 2 dilation: 3", (2, 4, 5, 5)),
-    ((2, 6, 9, 11), "num_output: 6 kernel_size: 1 group: 3", (2, 6, 9, 11)),
-    ((2, 6, 9), "num_output: 4 kernel_size: 3", (2, 4, 7)),
-    ((1, 2, 4, 6, 5), "num_output: 4 kernel_size: 2 pad: 1", (1, 4, 5, 7, 6)),
-    ((3, 5), "num_output: 4 kernel_size: 1", (3, 4)),
-    ((2, 3, 6, 9, 11), "num_output: 4 kernel_size: 3 axis: 2", (2, 3, 4, 7, 9)),
-    ((2, 6, 9, 11), "num_output: 4 kernel_size: 3 axis: -3", (2, 4, 7, 9)),
-    ((6, 9, 11), "num_output: 4 kernel_size: 3 axis: 0", (4, 7, 9)),
+    ((2, 6, 9, 11), BOTH, (2, 4, 4, 11)),
+    ((2, 6, 9, 11), NAMED, (2, 4, 4, 11)),
+    ((2, 6, 9, 11), "kernel_size: 3 dilation: 2 dilation: 3", (2, 4, 5, 5)),
+    ((2, 6, 9, 11), "kernel_size: 1 group: 2", (2, 4, 9, 11)),
+    ((2, 6, 9), "kernel_size: 3", (2, 4, 7)),
+    ((1, 2, 4, 6, 5), "kernel_size: 2 pad: 1", (1, 4, 5, 7, 6)),
+    ((3, 5), "kernel_size: 1", (3, 4)),
+    ((2, 3, 6, 9, 11), "kernel_size: 3 axis: 2", (2, 3, 4, 7, 9)),
+    ((2, 6, 9, 11), "kernel_size: 3 axis: -3", (2, 4, 7, 9)),
+    ((6, 9, 11), "kernel_size: 3 axis: 0", (4, 7, 9)),
 ]
 
 
 @pytest.mark.parametrize(("shape", "body", "expected"), SHAPES)
 def test_shapes(shape: tuple[int, ...], body: str, expected: tuple[int, ...]) -> None:
-    net = build(
-        inputs(x=shape) + layer("Convolution", "x", "y", f"convolution_param {{ {body} {FILL} }}")
-    )
+    param = f"convolution_param {{ num_output: 4 {body} {FILL} }}"
+    net = build(inputs(x=shape) + layer("Convolution", "x", "y", param))
     assert net.blob_shapes["y"] == expected
     assert tuple(net({"x": noise(*shape)})["y"].shape) == expected
-
-
-def test_axes_before_axis_are_part_of_the_batch() -> None:
-    body = f"convolution_param {{ num_output: 4 kernel_size: 3 axis: 2 {FILL} }}"
-    net = build(inputs(x=(2, 3, 6, 5, 5)) + layer("Convolution", "x", "y", body))
-    weight, bias = (info.parameter.detach() for info in net.parameters_info)
-    x = noise(2, 3, 6, 5, 5)
-    expected = torch.nn.functional.conv2d(x.reshape(6, 6, 5, 5), weight, bias).reshape(
-        2, 3, 4, 3, 3
-    )
-    torch.testing.assert_close(net({"x": x})["y"], expected)
 
 
 def test_over_no_spatial_axes_it_is_an_inner_product() -> None:
@@ -72,11 +53,8 @@ def test_over_no_spatial_axes_it_is_an_inner_product() -> None:
     ],
 )
 def test_a_hole_is_a_dilation(kind: str, body: str) -> None:
-    net = build(
-        stack(
-            f"{kind} x=1,2,9,9 > y | convolution_param {{ num_output: 2 kernel_size: 3 bias_term: false {body} }}"
-        )
-    )
+    param = f"num_output: 2 kernel_size: 3 bias_term: false {body}"
+    net = build(stack(f"{kind} x=1,2,9,9 > y | convolution_param {{ {param} }}"))
     (weight,) = net.parameters()
     weight.data.copy_(noise(*weight.shape))
     x = noise(1, 2, 9, 9)
@@ -87,10 +65,7 @@ def test_a_hole_is_a_dilation(kind: str, body: str) -> None:
 
 WINDOWS = {
     "2d": ((2, 4, 9, 7), "kernel_size: 3 stride: 2 pad: 1"),
-    "rectangle": (
-        (2, 4, 9, 7),
-        "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1",
-    ),
+    "rectangle": ((2, 4, 9, 7), "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_w: 1"),
     "dilated": ((1, 4, 9, 9), "kernel_size: 3 dilation: 2"),
     "grouped": ((2, 4, 5, 5), "kernel_size: 3 group: 2"),
     "1d": ((2, 4, 9), "kernel_size: 3 stride: 2"),
@@ -128,11 +103,8 @@ def test_it_is_the_backward_pass_of_a_convolution(name: str) -> None:
 @pytest.mark.parametrize("name", ["2d", "rectangle", "dilated", "1d", "3d"])
 def test_a_convolution_is_a_product_with_im2col(name: str) -> None:
     shape, window = WINDOWS[name]
-    conv = one(
-        "Convolution",
-        shape,
-        f"num_output: 6 bias_term: false weight_filler {{ type: 'xavier' }} {window}",
-    )
+    fill = "weight_filler { type: 'xavier' }"
+    conv = one("Convolution", shape, f"num_output: 6 bias_term: false {fill} {window}")
     columns = one("Im2col", shape, window)
     x = noise(*shape)
     y = conv({"x": x})["y"].detach()

@@ -10,9 +10,9 @@ from poseidon.caffe.layers.normalization import channel_window_sum
 from tests.support.nets import build, inputs, layer, noise, stack
 
 
-@pytest.mark.parametrize("size", [1, 3, 5, 9])
-@pytest.mark.parametrize("beta", [0.75, 0.5, 0.6])
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "beta", "k"), [(1, 0.75, 1), (3, 0.5, 2), (5, 0.6, 1), (9, 0.75, 2)]
+)
 def test_across_channels_equals_torchs_own(size: int, beta: float, k: float) -> None:
     body = f"lrn_param {{ local_size: {size} alpha: 0.3 beta: {beta} k: {k} }}"
     net = build(inputs(x=(2, 6, 3, 4)) + layer("LRN", "x", "y", body))
@@ -39,8 +39,10 @@ def test_window_sum_is_its_own_adjoint() -> None:
         )
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 4), (2, 3), (4,)])
-@pytest.mark.parametrize("across", ["true", "false"])
+@pytest.mark.parametrize(
+    ("shape", "across"),
+    [((2, 3, 4, 5), "true"), ((2, 3, 4), "false"), ((2, 3), "true"), ((4,), "false")],
+)
 @pytest.mark.parametrize("eps", [1e-9, 0.5])
 def test_mvn(shape: tuple[int, ...], across: str, eps: float) -> None:
     body = f"mvn_param {{ across_channels: {across} eps: {eps} }}"

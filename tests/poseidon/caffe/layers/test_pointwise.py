@@ -45,13 +45,8 @@ def test_a_constant_has_the_zero_gradient(body: str) -> None:
 
 def test_a_power_that_changes_nothing_may_be_overwritten() -> None:
     """The layer above runs in place; the blob below is still read by another."""
-    text = inputs(x=(2, 3)) + layer(
-        "InnerProduct",
-        "x",
-        "a",
-        "inner_product_param { num_output: 3 bias_filler { value: -1 } }",
-        name="ip",
-    )
+    body = "inner_product_param { num_output: 3 bias_filler { value: -1 } }"
+    text = inputs(x=(2, 3)) + layer("InnerProduct", "x", "a", body, name="ip")
     text += layer("Power", "a", "b", name="same") + layer("ReLU", "b", "b", name="cut")
     tops = build(text + layer("Eltwise", "a b", "y", name="join"))({"x": noise(2, 3)})
     assert torch.equal(tops["y"], torch.full((2, 3), -1.0))

@@ -56,15 +56,10 @@ def test_blobs_start_as_setup_filled_them_and_learn() -> None:
 
 
 def test_a_data_layer_and_a_loss_of_ones_own() -> None:
+    body = "inner_product_param { num_output: 2 weight_filler { value: 1 } }"
     net = build(
         python("Counting", "", "x l", name="data")
-        + layer(
-            "InnerProduct",
-            "x",
-            "y",
-            "inner_product_param { num_output: 2 weight_filler { value: 1 } }",
-            name="ip",
-        )
+        + layer("InnerProduct", "x", "y", body, name="ip")
         + python("HalfSquare", "y x", "loss", more="loss_weight: 2")
     )
     net()

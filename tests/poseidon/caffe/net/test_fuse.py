@@ -127,13 +127,8 @@ def test_statistics_are_those_of_the_definition() -> None:
 def test_a_scale_shared_under_another_shape_is_joined_too() -> None:
     """PERMISSIVE sharing: the blob of 2 x 2 is also the blob of 4 channels."""
     shared = "param {{ name: 's' share_mode: PERMISSIVE }}"
-    text = inputs(**PICTURES) + layer(
-        "Parameter",
-        "",
-        "p",
-        "parameter_param { shape { dim: 2 dim: 2 } } param { name: 's' }",
-        name="own",
-    )
+    own = "parameter_param { shape { dim: 2 dim: 2 } } param { name: 's' }"
+    text = inputs(**PICTURES) + layer("Parameter", "", "p", own, name="own")
     text += CONV + NORM + layer("Scale", "a", "a", shared.format(), name="scale")
     text += layer("Silence", "p", "", name="quiet")
     results = []

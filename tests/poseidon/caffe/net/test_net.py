@@ -51,16 +51,6 @@ def test_outputs_and_loss() -> None:
     }
 
 
-def test_the_loss_is_the_weighted_sum_over_all_tops() -> None:
-    text = inputs(x=(4, 6), t=(4, 6)) + layer(
-        "EuclideanLoss", "x t", "e", "loss_weight: 0.5", name="e"
-    )
-    text += layer("ReLU", "x", "r", "loss_weight: 2", name="r")
-    net = build(text)
-    tops = net({"x": noise(4, 6), "t": noise(4, 6, seed=1)})
-    torch.testing.assert_close(net.loss, 0.5 * tops["e"] + 2 * tops["r"].sum())
-
-
 @pytest.mark.parametrize(("data", "reads"), [("Python", True), ("DummyData", False)])
 def test_the_time_of_a_users_data_layer_counts_as_waiting_for_data(data: str, reads: bool) -> None:
     module = "python_param { module: 'tests.support.python_layers' layer: 'Counting' }"
@@ -79,12 +69,8 @@ def test_a_net_without_losses_has_loss_zero() -> None:
 
 
 def test_first_weights_depend_on_the_seed_alone() -> None:
-    one, same, rank, other = (
-        build(CLASSIFIER),
-        build(CLASSIFIER),
-        build(CLASSIFIER, rank=3),
-        build(CLASSIFIER, seed=2),
-    )
+    ways: list[dict[str, int]] = [{}, {}, {"rank": 3}, {"seed": 2}]
+    one, same, rank, other = (build(CLASSIFIER, **way) for way in ways)
     for a, b, c, d in zip(*(net.parameters() for net in (one, same, rank, other)), strict=True):
         assert torch.equal(a, b) and torch.equal(a, c) and not torch.equal(a, d)
     blobs = [info.parameter.flatten()[:5] for info in one.parameters_info]
@@ -122,39 +108,6 @@ def test_a_test_net_uses_the_train_nets_blobs() -> None:
     assert len(list(extra.parameters())) == 6
     with pytest.raises(DefinitionError, match=r"layer 'ip' .*has blobs of shape 7x6, 7"):
         build(CLASSIFIER.replace("num_output: 5", "num_output: 7"), phase=TEST, share_with=train)
-
-
-def test_a_blob_used_twice_needs_no_split() -> None:
-    plain = inputs(x=(4, 6)) + layer("InnerProduct", "x", "h", IP, name="ip")
-    plain += (
-        layer("Sigmoid", "h", "a", name="a")
-        + layer("TanH", "h", "b", name="b")
-        + layer("Eltwise", "a b", "y")
-    )
-    split = plain.replace('bottom: "h" top: "a"', 'bottom: "h1" top: "a"').replace(
-        'bottom: "h" top: "b"', 'bottom: "h2" top: "b"'
-    )
-    split = split.replace(
-        'layer { name: "a"', layer("Split", "h", "h1 h2", name="split") + 'layer { name: "a"'
-    )
-    found = []
-    for text in (plain, split):
-        net = build(text)
-        net({"x": BATCH["x"]})["y"].sum().backward()
-        found.append([parameter.grad for parameter in net.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def test_propagate_down_stops_the_gradient() -> None:
-    net = build(
-        CLASSIFIER.replace(
-            'name: "out" type: "InnerProduct"',
-            'name: "out" type: "InnerProduct" propagate_down: false',
-        )
-    )
-    gradients(net)
-    grads = {info.name: info.parameter.grad for info in net.parameters_info}
-    assert grads["ip.0"] is None and grads["out.0"] is not None
 
 
 def test_force_backward_reaches_the_callers_inputs() -> None:

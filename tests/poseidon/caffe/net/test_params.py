@@ -25,24 +25,11 @@ def test_order_and_multipliers() -> None:
         two("param { lr_mult: 2 decay_mult: 0.5 } param { lr_mult: 0 }", "param { decay_mult: 0 }")
     )
     found = [(info.name, info.shape, info.lr_mult, info.decay_mult) for info in net.parameters_info]
-    assert found == [
-        ("i1.0", (3, 3), 2, 0.5),
-        ("i1.1", (3,), 0, 1),
-        ("i2.0", (3, 3), 1, 0),
-        ("i2.1", (3,), 1, 1),
-    ]
-    assert [info.parameter.requires_grad for info in net.parameters_info] == [
-        True,
-        False,
-        True,
-        True,
-    ]
+    first, second = [("i1.0", (3, 3), 2, 0.5), ("i1.1", (3,), 0, 1)], [("i2.0", (3, 3), 1, 0)]
+    assert found == [*first, *second, ("i2.1", (3,), 1, 1)]
+    learn = [info.parameter.requires_grad for info in net.parameters_info]
+    assert learn == [True, False, True, True]
     assert [tuple(p.shape) for p in net.parameters()] == [(3, 3), (3,), (3, 3), (3,)]
-
-
-def test_force_backward_asks_for_every_gradient() -> None:
-    net = build("force_backward: true " + two("param { lr_mult: 0 }", ""))
-    assert all(info.parameter.requires_grad for info in net.parameters_info)
 
 
 def test_sharers_are_one_tensor_and_offer_no_factors() -> None:
@@ -63,22 +50,12 @@ def test_permissive_sharing_under_another_shape() -> None:
     owner.
     """
     turned = "inner_product_param { num_output: 3 transpose: true bias_term: false }"
+    plain = IP.replace("3", "3 bias_term: false", 1)
     text = inputs(x=(2, 4)) + layer(
-        "InnerProduct",
-        "x",
-        "a",
-        "param { name: 'w' } inner_product_param { num_output: 3 bias_term: false weight_filler { "
-        "type: 'xavier' } }",
-        name="i1",
+        "InnerProduct", "x", "a", f"param {{ name: 'w' }} {plain}", name="i1"
     )
-    text += layer(
-        "InnerProduct",
-        "x",
-        "b",
-        f"param {{ name: 'w' share_mode: PERMISSIVE }} {turned}",
-        name="i2",
-    )
-    net = build(text)
+    other = f"param {{ name: 'w' share_mode: PERMISSIVE }} {turned}"
+    net = build(text + layer("InnerProduct", "x", "b", other, name="i2"))
     (info,) = net.parameters_info
     x = noise(2, 4)
     tops = net({"x": x})
@@ -95,14 +72,9 @@ def test_permissive_sharing_under_another_shape() -> None:
 
 def test_a_definition_may_hold_the_first_values() -> None:
     """In the shapes of every format; not of a blob that another layer owns, or another net."""
-    text = inputs(x=(2, 3)) + layer(
-        "InnerProduct",
-        "x",
-        "y",
-        "inner_product_param { num_output: 1 } blobs { num: 1 channels: 1 height: 1 width: 3 "
-        "data: [1, 2, 3] } blobs { shape { dim: 1 } double_data: 4 }",
-        name="i",
-    )
+    old = "blobs { num: 1 channels: 1 height: 1 width: 3 data: [1, 2, 3] }"
+    body = f"inner_product_param {{ num_output: 1 }} {old} blobs {{ shape {{ dim: 1 }} double_data: 4 }}"
+    text = inputs(x=(2, 3)) + layer("InnerProduct", "x", "y", body, name="i")
     net = build(text)
     weight, bias = net.layer_modules[1][1].blobs()
     assert (weight.tolist(), bias.tolist()) == ([[1, 2, 3]], [4])

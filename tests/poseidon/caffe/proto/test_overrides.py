@@ -95,14 +95,8 @@ def test_what_does_not_fit_is_one_sentence(setting: str, message: str) -> None:
 
 
 def test_changes_are_shown_beside_the_file() -> None:
-    settings = [
-        "max_iter=20",
-        "display=5",
-        "stepvalue=[7, 8]",
-        "train_state.level=2",
-        "solver_mode=CPU",
-        "max_iter=30",
-    ]
+    settings = ["max_iter=20", "display=5", "stepvalue=[7, 8]", "train_state.level=2"]
+    settings += ["solver_mode=CPU", "max_iter=30"]
     assert changes(solver(), override(solver(), settings), settings) == (
         "max_iter: 30 (file: 4000), display: 5 (not in the file), stepvalue: 7, 8 (file: 1, 2), "
         "train_state.level: 2 (file: 1), solver_mode: CPU (not in the file)"

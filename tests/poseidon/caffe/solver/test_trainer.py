@@ -364,18 +364,14 @@ def test_several_test_nets_each_with_its_own_state_and_batches(folder: Path) -> 
 
 def test_the_last_iteration_is_tested_unless_the_run_was_stopped(folder: Path) -> None:
     solver = write_definitions(folder, batch=5, extra="max_iter: 10\ntest_interval: 4")
-    assert [record.iteration for record in run(solver, Job(workers=2, shards=1)).sink.tests] == [
-        0,
-        4,
-        8,
-        10,
-    ]
-    stop = Job(
-        at=lambda iteration, exchange: (
-            exchange.control.request(SignalKind.STOP) if iteration == 5 else None
-        )
-    )
-    ended = run(solver, stop)
+    ended = run(solver, Job(workers=2, shards=1))
+    assert [record.iteration for record in ended.sink.tests] == [0, 4, 8, 10]
+
+    def at(iteration: int, exchange: Exchange) -> None:
+        if iteration == 5:
+            exchange.control.request(SignalKind.STOP)
+
+    ended = run(solver, Job(at=at))
     assert [record.iteration for record in ended.sink.tests] == [0, 4]
     assert ended.iterations[0] < 10
     solver.write_text(solver.read_text().replace("max_iter: 10", "max_iter: 8"))

@@ -110,12 +110,8 @@ def test_shards_learn_each_others_numbers(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(running, "current", lambda: own)
 
     def call(shard: int) -> list[list[float]]:
-        rendezvous = {
-            "kv_handler": f"store_{shard}",
-            "num_shards": 3,
-            "shard_id": shard,
-            "engine": "GLOO",
-        }
+        rendezvous = {"kv_handler": f"store_{shard}", "num_shards": 3, "shard_id": shard}
+        rendezvous["engine"] = "GLOO"
         return [
             data_parallel_model.ExchangeValue(rendezvous, "speed", shard / 4 + add, 30)
             for add in (0, 1)

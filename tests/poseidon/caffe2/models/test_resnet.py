@@ -20,16 +20,8 @@ def test_filters_of_bottleneck_blocks(
     layers: int, groups: int, width: int, blocks: list[int], inner: list[int], outputs: list[int]
 ) -> None:
     model = ModelHelper(name="resnext", arg_scope={"order": "NCHW"})
-    resnet.create_resnext(
-        model,
-        "data",
-        3,
-        10,
-        num_layers=layers,
-        num_groups=groups,
-        num_width_per_group=width,
-        label="label",
-    )
+    of_groups = {"num_groups": groups, "num_width_per_group": width}
+    resnet.create_resnext(model, "data", 3, 10, num_layers=layers, label="label", **of_groups)
     shapes = {
         op.output[0]: list(argument.ints)
         for op in model.param_init_net.Proto().op

@@ -78,14 +78,8 @@ def test_dependencies(operators: list[tuple[str, str]], expected: list[set[int]]
 
 
 def test_a_diamond_is_four_chains_and_a_line_is_one() -> None:
-    diamond = chains(
-        [
-            relu("a", "b"),
-            relu("b", "c"),
-            relu("b", "d"),
-            core.CreateOperator("Sum", ["c", "d"], "e"),
-        ]
-    )
+    branches = [relu(*pair) for pair in ("ab", "bc", "bd")]
+    diamond = chains([*branches, core.CreateOperator("Sum", ["c", "d"], "e")])
     assert [chain.operators for chain in diamond] == [(0,), (1,), (2,), (3,)]
     assert [chain.waits_for for chain in diamond] == [0, 1, 1, 2]
     assert diamond[0].releases == (1, 2)
@@ -232,14 +226,8 @@ class Sums:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_thread_computes_where_it_can_and_waits_last(threads: int) -> None:
-    operators = [
-        relu("x", "a"),
-        total("a"),
-        relu("x", "b"),
-        total("b"),
-        relu("a", "c"),
-        relu("x", "d"),
-    ]
+    parts = ["xa", "a", "xb", "b", "ac", "xd"]
+    operators = [relu(*part) if len(part) == 2 else total(part) for part in parts]
     sums = Sums(last=3)
     ChainRun(chains(operators, {1, 3}), lambda index: sums.calls.append(str(index)), sums, 1)(
         threads

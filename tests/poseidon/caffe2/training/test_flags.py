@@ -67,13 +67,8 @@ def test_the_first_command_of_three_servers() -> None:
 
 
 def test_shards_of_unequal_batches() -> None:
-    found = plan(
-        "--num_shards=3",
-        "--shard_id=2",
-        "--shard_batch_sizes=32,32,8",
-        "--epoch_size=720",
-        "--num_gpus=2",
-    )
+    sizes = ("--shard_batch_sizes=32,32,8", "--epoch_size=720")
+    found = plan("--num_shards=3", "--shard_id=2", *sizes, "--num_gpus=2")
     assert found == Plan([0, 1], 3, 2, [32, 32, 8], 10, weighted=True)
     assert found.batch_size == 8
     assert not plan("--num_shards=2", "--shard_batch_sizes=8,8", "--epoch_size=32").weighted

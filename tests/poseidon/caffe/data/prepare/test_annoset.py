@@ -214,14 +214,8 @@ def test_lists_that_are_refused(
 def test_a_detection_set_needs_a_label_map(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "convert_annoset",
-        "--anno_type=detection",
-        f"{folder}/",
-        f"{folder}/list.txt",
-        f"{folder}/db",
-    ]
-    assert main(words) in (1, 2)
+    without = [word for word in words(folder, source="list.txt") if "map" not in word]
+    assert main(without) in (1, 2)
     assert "--label_map_file is missing" in capsys.readouterr().err
 
 

@@ -175,23 +175,14 @@ def test_a_list_of_windows_with_names_of_any_encoding_and_labels_of_32_bits(fold
 
 @pytest.mark.needs("leveldb")
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "convert_imageset",
-        "-resize_width=4",
-        "--resize_height",
-        "4",
-        "-shuffle=true",
-        "--gray",
-        "--noencoded",
-    ]
-    assert (
-        main(
-            [*words, "--backend", "leveldb", f"{folder}/", str(folder / "list"), str(folder / "db")]
-        )
-        == 0
+    flags = "-resize_width=4 --resize_height 4 -shuffle=true --gray --noencoded"
+    words, paths = (
+        ["convert_imageset", *flags.split()],
+        [f"{folder}/{end}" for end in ("", "list", "db")],
     )
+    assert main([*words, "--backend", "leveldb", *paths]) == 0
     assert "Processed 3 files." in capsys.readouterr().out
-    assert main([*words, f"{folder}/", str(folder / "list"), str(folder / "db")]) == 1
+    assert main([*words, *paths]) == 1
     assert "exists already" in capsys.readouterr().err
 
 

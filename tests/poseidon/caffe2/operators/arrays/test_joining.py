@@ -162,11 +162,5 @@ def test_too_many_empty_ranges_are_refused() -> None:
 def test_too_many_ranges_of_another_length_are_refused() -> None:
     run("GatherRangesToDense", [V, RANGES], 2, lengths=[2, 5], max_mismatched_ratio=0.3)
     with pytest.raises(RuntimeError, match="2 of 2 ranges of the output 1 are of a different"):
-        run(
-            "GatherRangesToDense",
-            [V, RANGES],
-            2,
-            lengths=[2, 5],
-            min_observation=2,
-            max_mismatched_ratio=0.3,
-        )
+        limits = {"min_observation": 2, "max_mismatched_ratio": 0.3}
+        run("GatherRangesToDense", [V, RANGES], 2, lengths=[2, 5], **limits)

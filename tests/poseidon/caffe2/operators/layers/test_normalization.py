@@ -7,12 +7,8 @@ import pytest
 
 from tests.support.caffe2_operators import numbers, run
 
-SCALE, BIAS, MEAN, VARIANCE = (
-    numbers(3),
-    numbers(3, seed=1),
-    numbers(3, seed=2),
-    np.abs(numbers(3, seed=3)),
-)
+SCALE, BIAS, MEAN = (numbers(3, seed=seed) for seed in (0, 1, 2))
+VARIANCE = np.abs(numbers(3, seed=3))
 
 
 def test_two_halves_with_their_sums_are_one_batch() -> None:
@@ -23,14 +19,8 @@ def test_two_halves_with_their_sums_are_one_batch() -> None:
         sum(values)
         for values in zip(*(run("ChannelStats", [part], 2) for part in (x[:2], x[2:])), strict=True)
     ]
-    found = run(
-        "SpatialBN",
-        [x[:2], SCALE, BIAS, MEAN, VARIANCE, *sums],
-        5,
-        {1: 3, 2: 4},
-        is_test=0,
-        num_batches=2,
-    )
+    half: dict[str, int] = {"is_test": 0, "num_batches": 2}
+    found = run("SpatialBN", [x[:2], SCALE, BIAS, MEAN, VARIANCE, *sums], 5, {1: 3, 2: 4}, **half)
     for value, expected in zip(found, [whole[0][:2], *whole[1:]], strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4)
     halves = [
@@ -38,13 +28,7 @@ def test_two_halves_with_their_sums_are_one_batch() -> None:
         for part in (slice(2), slice(2, 4))
     ]
     totals = [sum(values) for values in zip(*halves, strict=True)]
-    dx, ds, _ = run(
-        "SpatialBNGradient",
-        [x[:2], SCALE, dy[:2], *whole[3:], *totals],
-        3,
-        is_test=0,
-        num_batches=2,
-    )
+    dx, ds, _ = run("SpatialBNGradient", [x[:2], SCALE, dy[:2], *whole[3:], *totals], 3, **half)
     np.testing.assert_allclose(dx, gradients[0][:2], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(ds, gradients[1] / 2, rtol=1e-3, atol=1e-4)
 

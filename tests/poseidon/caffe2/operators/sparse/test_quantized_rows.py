@@ -147,23 +147,11 @@ def test_pruned_rows_do_not_count(bits: int) -> None:
         [fused[[0, 2, 4]], INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS, table],
     )
     np.testing.assert_allclose(found, by_segment(rows[INDICES_OF_LOW_BIT_ROWS]), rtol=1e-5)
+    weighted = [WEIGHTS_OF_LOW_BIT_ROWS, INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS]
     kind = f"SparseLengthsWeightedSum{bits}BitRowwiseSparse"
-    (found,) = run(
-        kind,
-        [
-            fused[[0, 2, 4]],
-            WEIGHTS_OF_LOW_BIT_ROWS,
-            INDICES_OF_LOW_BIT_ROWS,
-            LENGTHS_OF_LOW_BIT_ROWS,
-            table,
-        ],
-    )
-    np.testing.assert_allclose(
-        found,
-        by_segment(rows[INDICES_OF_LOW_BIT_ROWS] * WEIGHTS_OF_LOW_BIT_ROWS[:, None]),
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    (found,) = run(kind, [fused[[0, 2, 4]], *weighted, table])
+    expected = by_segment(rows[INDICES_OF_LOW_BIT_ROWS] * WEIGHTS_OF_LOW_BIT_ROWS[:, None])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_indices_are_looked_up() -> None:
