@@ -60,6 +60,7 @@ def test_ctrl_c_stops_all_after_a_snapshot_and_the_run_goes_on_and_saves_without
     assert int(re.findall(r"\d+", later.name)[0]) > iteration
 
 
+@pytest.mark.thorough
 def test_in_the_background(folder: Path) -> None:
     hosts = machinefile(folder, 1)
     started = poseidon(

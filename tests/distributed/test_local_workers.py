@@ -54,6 +54,7 @@ def rendezvous_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exchange", WAYS)
 def test_two_machines_of_two_workers_have_one_processes_weights(
     alone: Path, one: list[np.ndarray], rendezvous_folder: Path, exchange: str
@@ -126,6 +127,7 @@ def test_one_machine_of_two_workers_has_them_too(
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
 
 
+@pytest.mark.thorough
 def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
     """All workers stop at the same iteration; the snapshot has each host's history, and each
     host resumes from it.

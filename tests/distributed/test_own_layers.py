@@ -65,6 +65,7 @@ def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("page")
 def test_a_breakpoint_in_a_layer_reads_what_the_launcher_reads(tmp_path: Path) -> None:
     source = tmp_path / "softplus.py"

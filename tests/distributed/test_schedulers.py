@@ -180,6 +180,7 @@ HAS_AVX2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 @pytest.mark.needs("hosts")
+@pytest.mark.thorough
 def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
     prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path
 ) -> None:
