@@ -433,6 +433,12 @@ def test_every_service_answers(here: RemoteAgent) -> None:
     assert isinstance(here.ask(Service.LINKS, {"do": "clock"})["time"], float)
 
 
+def test_what_cannot_be_started_is_told(here: RemoteAgent) -> None:
+    spec = ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b"")
+    with pytest.raises(JobError, match=r"cannot start worker 3 .*'/no/such/program'"):
+        here.start(spec, RecordingListener())
+
+
 @pytest.mark.parametrize("service", list(Service))
 def test_a_question_that_makes_no_sense_is_refused(here: RemoteAgent, service: Service) -> None:
     try:
