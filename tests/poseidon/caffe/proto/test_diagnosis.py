@@ -139,12 +139,12 @@ def test_legal_text_has_no_mistake(text: str) -> None:
 
 
 def test_finds_a_mistake_exactly_when_protobuf_does() -> None:
-    """Tokens of legal text dropped, doubled, swapped and replaced, 2000 times."""
+    """Tokens of legal text dropped, doubled, swapped and replaced, 600 times."""
     generator = random.Random(20)
     tokens = [token.text for token in scan(LEGAL)][:-1]
     foreign = ["-1", "1.5", '"a"', "name", "layer", "MAX", *'{}<>[]:,;1"x']
     refused = 0
-    for _ in range(2000):
+    for _ in range(600):
         broken = list(tokens)
         for _ in range(generator.choice((1, 1, 2))):
             at = generator.randrange(len(broken))
@@ -165,7 +165,7 @@ def test_finds_a_mistake_exactly_when_protobuf_does() -> None:
             legal = False
         refused += not legal
         assert (diagnose(text, NET) is None) == legal, text
-    assert 500 < refused < 2000
+    assert 150 < refused < 600
 
 
 def test_a_long_definition_is_explained_at_once() -> None:

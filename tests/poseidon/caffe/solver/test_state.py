@@ -95,7 +95,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+THOROUGH = ("a codec", "local steps")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.thorough if kind in THOROUGH else ()) for kind in KINDS],
+)
 def test_a_run_depends_on_each_leaf(
     kind: str, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,13 @@ def train(folder: Path, job: Job, *, batch: int, extra: str = "", **net: bool) -
 
 @pytest.mark.parametrize(
     ("batch", "extra"),
-    [(5, ""), (50, ""), (5, "clip_gradients: 0.5"), (5, "iter_size: 2"), (5, "type: 'Adam'")],
+    [
+        (5, ""),
+        pytest.param(50, "", marks=pytest.mark.thorough),
+        (5, "clip_gradients: 0.5"),
+        (5, "iter_size: 2"),
+        (5, "type: 'Adam'"),
+    ],
 )
 def test_two_workers_equal_one_process_with_both_batches(
     folder: Path, batch: int, extra: str

@@ -324,7 +324,11 @@ partition_data(Path(sys.argv[1]), 3, report=report)
 @every_backend
 @pytest.mark.parametrize(
     "blow",
-    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)],
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.thorough),
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_run_that_is_ended_midway(tmp_path: Path, backend: Backend, blow: signal.Signals) -> None:
     path = make_pictures(tmp_path / "db", 3000, backend=backend, shape=(1, 1, 2))
