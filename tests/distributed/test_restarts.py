@@ -17,13 +17,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 END = 40
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "kind",
-    [
-        ExchangeKind.FACTORS,
-        pytest.param(ExchangeKind.SERVER, marks=pytest.mark.thorough),
-        pytest.param(ExchangeKind.ALLREDUCE, marks=pytest.mark.thorough),
-    ],
+    "kind", [ExchangeKind.FACTORS, ExchangeKind.SERVER, ExchangeKind.ALLREDUCE]
 )
 def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> None:
     """With factors, with the server, and by all-reduce.

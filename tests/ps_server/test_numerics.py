@@ -41,7 +41,7 @@ thread.join()
     [
         thorough("pass", {"OMP_NUM_THREADS": "4"}, {4}),  # what the module is for
         ("numerics.prepare_thread()", {"OMP_NUM_THREADS": "4"}, {1}),
-        ("pass", environment(1, {}), {1}),
+        thorough("pass", environment(1, {}), {1}),
     ],
 )
 def test_a_new_thread_computes_with_the_threads_of_its_process(

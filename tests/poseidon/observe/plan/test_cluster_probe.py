@@ -49,6 +49,7 @@ def test_all_rounds_fit_the_limit(hosts: int, limit_s: float) -> None:
     assert each >= cluster_probe.LEAST_TRANSFER_S
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_hosts_processors_are_measured_by_a_program_that_is_sent(
