@@ -24,7 +24,7 @@ import resource
 from collections.abc import Iterable
 from contextlib import suppress
 
-from poseidon.base.text_files import visible_line
+from poseidon.base.text_files import joined, visible_line
 
 # A name in a damaged file can be as long as the file, so a message quotes at most this many
 # characters.
@@ -139,7 +139,8 @@ def printable(text: str) -> str:
     """
     if not text.isprintable():
         text = "".join(
-            c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+            c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+            for c in joined(text)
         )
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"

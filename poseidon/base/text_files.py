@@ -15,6 +15,7 @@ user's script writes is not touched.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,21 +75,33 @@ _AS_ESCAPES = {
     for code in _OBEYED
     if chr(code) != "\t"
 }
+_BYTES = re.compile("[\udc80-\udcff]+")
 _BESIDE_LAYOUT = {code: text for code, text in _AS_ESCAPES.items() if chr(code) != "\n"}
 
 
 def visible(text: str) -> str:
-    r"""Return a text in which control characters are escapes, but not line ends and tabs.
+    r"""Return a text in which control characters are escapes, but not line ends and tabs. Names of
+    files that are UTF-8 are so, also if Python has read them in a locale without it.
 
     >>> visible("conv\x1b[2J1")
     'conv\\x1b[2J1'
+    >>> visible("caf\udcc3\udca9")
+    'café'
     """
-    return text if text.isprintable() else text.translate(_BESIDE_LAYOUT)
+    return text if text.isprintable() else joined(text).translate(_BESIDE_LAYOUT)
 
 
 def visible_line(text: str) -> str:
     """Return a text as one line: `visible`, and its line ends are escapes as well."""
-    return text if text.isprintable() else text.translate(_AS_ESCAPES)
+    return text if text.isprintable() else joined(text).translate(_AS_ESCAPES)
+
+
+def joined(text: str) -> str:
+    """Return a text in which surrogates that stand for bytes of UTF-8 are its characters."""
+    return _BYTES.sub(
+        lambda found: found[0].encode("ascii", "surrogateescape").decode(errors="surrogateescape"),
+        text,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

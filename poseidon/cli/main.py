@@ -8,6 +8,7 @@ come at once: torch takes seconds. What a command line names is looked for befor
 from __future__ import annotations
 
 import argparse
+import codecs
 import io
 import os
 import signal
@@ -258,7 +259,8 @@ def _prepare_streams() -> None:
     """Give closed standard streams (`2>&-`, a daemon) the null device: a file must not get their
     descriptors.
 
-    Standard output takes any text, such as the name of a file that is not UTF-8.
+    Standard output takes any text, such as the name of a file that is not UTF-8. Both are UTF-8 in a
+    locale that knows ASCII alone.
     """
     for number in range(3):
         try:
@@ -272,6 +274,9 @@ def _prepare_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name == "ascii":
+            stream.reconfigure(encoding="utf-8")
 
 
 class _VisibleStream:

@@ -171,6 +171,26 @@ def test_standard_output_takes_names_that_are_not_utf_8(
 
 
 @pytest.mark.parametrize(
+    "words", [["train", "--solver=café"], ["test", "--model=net", "--weights=café"]]
+)
+def test_names_are_themselves_in_a_locale_that_knows_ascii_alone(
+    words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "net").touch()
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "poseidon", *words],
+        cwd=tmp_path,
+        env={**os.environ, **locale, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "café" in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         ("ps --hostfil=x", "unknown flag --hostfil, did you mean --hostfile?"),
