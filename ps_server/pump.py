@@ -96,8 +96,10 @@ class Pump:
         """
         for shard, message in outgoing:
             self.queues[shard].add(message)
-            waits = isinstance(message, Push) and self._shared_memory.reaches(shard)
-            self._waiting_bytes += message.array.nbytes if waits else PACKET_IN_MEMORY_BYTES
+            if isinstance(message, Push) and self._shared_memory.reaches(shard):
+                self._waiting_bytes += message.array.nbytes
+            else:
+                self._waiting_bytes += PACKET_IN_MEMORY_BYTES
         return self._waiting_bytes >= PACKET_IN_MEMORY_BYTES
 
     def wake(self) -> None:

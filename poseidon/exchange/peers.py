@@ -7,11 +7,13 @@
     "Part", bucket, round, number     the sum of a node of the tree: the receiver's slice of it
     "Values", bucket, round           rank 0's values of the receiver's slice
     "Mean", bucket, round             the sender's slice of the mean
+    "Memory", process, file           memory of the sender, with its nonce
+    "Opened"                          the receiver's memory is open: payloads are read there
     "Gather", number                  a contribution to a collection
     "Request", kind, clock            a request of rank 0
     "Finished", iterations            the sender's last message
 
-`factors/factor_rounds.py` takes the first, `allreduce/sums.py` the next three, `job_control.py` the
+`factors/factor_rounds.py` takes the first, `allreduce/sums.py` the next five, `job_control.py` the
 next two. The workers of a host have more kinds (`host/group.py`).
 """
 
@@ -134,6 +136,12 @@ class Peers(Generic[L]):
         self.others = [(rank + i) % len(ranks) for i in range(1, len(ranks))]
         self._ranks = ranks
         self._places = {linked: place for place, linked in enumerate(ranks)}
+
+    @property
+    def neighbours(self) -> list[int]:
+        """The ranks of the others on this machine, over a network, once connected."""
+        near = self.links.neighbours if isinstance(self.links, WorkerLinks) else ()
+        return [self._places[linked] for linked in near if linked in self._places]
 
     def names(self, ranks: Iterable[int]) -> str:
         """Return the names of some of these workers in messages; empty: none."""

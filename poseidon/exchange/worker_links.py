@@ -32,6 +32,7 @@ from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
+from ps_server.shared_memory import is_local
 from ps_server.transport.base import Buffer, Frames, TrackedTransport
 from ps_server.transport.retries import Retries
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
@@ -132,6 +133,8 @@ class WorkerLinks:
         self._listening = self._wire.listen(network.host, network.keys)
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         """The ranks of the other workers, in the order in which messages for all are sent."""
+        self.neighbours: list[int] = []
+        """Those on this machine, once connected."""
         self._outboxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
         self._blocked: Retries[int] = Retries()
         self._numbers = count()
@@ -161,6 +164,8 @@ class WorkerLinks:
         if keys is not None:
             keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self.others))
         self._sending = self._wire.connect([addresses[rank] for rank in self.others], keys)
+        if self._network.wire is None:
+            self.neighbours = [rank for rank in self.others if is_local(addresses[rank])]
         join = join_message(self._network.rank, self._network.token)
         for rank in self.others:
             self._queue(rank, FIRST, join)

@@ -144,6 +144,7 @@ class AllReduceCarrier(GradientCarrier):
         common_kernel(samples, required=self._equal_bits)
         if self._delivery is None:
             self._peers.links.connect(offered_addresses(offers, "sums"))
+        self._sums.lend()
         return bool(offers[0].get("resumed"))
 
     def _send_values(self, values: Mapping[int, Tensor]) -> None:

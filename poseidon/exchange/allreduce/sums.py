@@ -1,12 +1,15 @@
 """The sums of one worker: its memory of all buckets, and the thread that adds.
 
-Memory: a flat copy of all tensors for each node of the tree whose sum this worker sends. The first
-copy takes the means. Law: a copy is written to only while nobody reads it.
+A worker fills copies of all tensors (`memory.py`), one for each node of the tree whose sum it sends. The
+first copy takes the means. Law: a copy is written to only while nobody reads it.
 
 * A worker's parts leave from its copies, and the mean of a slice overwrites them: its owner has had
   them all by then.
 * An owner's mean leaves from memory of its own, because this worker's next gradient overwrites the
   copy. Before the next one each other worker has sent a part of it, so it has the last one.
+
+A message to a worker that has opened this worker's memory has no payload: the receiver knows where the
+numbers are, and reads and adds them there.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.exchange.allreduce.memory import SumsMemory
 from poseidon.exchange.allreduce.sum_rounds import FLOAT_BYTES, Buckets, SumRounds
 from poseidon.exchange.device import Device
 from poseidon.exchange.observe.observer import Traffic, TransitTimes
@@ -65,13 +69,10 @@ class Sums:
         self._rank = peers.rank
         self._layout = layout = Buckets(sizes, peers.size, bucket_bytes)
         self._rounds = SumRounds(peers.rank, workers, layout)
-        self._sent = self._own_slices()
         self._filled = dict.fromkeys(sizes, 0)
         self._workers = workers
         self._nodes = workers.nodes(self._rank)
-        self._copies = [
-            device.host_memory(layout.elements).zero_() for _ in range(max(1, len(self._nodes)))
-        ]
+        self._memory = SumsMemory(peers, layout, workers, device)
         self._unfilled = [[len(tensors) for tensors in layout.tensors] for _ in self._nodes]
         self._trees: list[TreeSum[Tensor]] = list(map(self._new_tree, range(len(layout))))
         self._transit = TransitTimes(max(sizes, default=-1) + 1)
@@ -86,18 +87,17 @@ class Sums:
         self._thread = threading.Thread(target=self._run, name=f"add-{peers.rank}", daemon=True)
         self._thread.start()
 
-    def _own_slices(self) -> list[Tensor]:
-        """Return new memory for this worker's slice of each bucket."""
-        places = [slices[self._rank] for slices in self._layout.slices]
-        return [torch.empty(p.stop - p.start, dtype=torch.float32, device="cpu") for p in places]
+    def lend(self) -> None:
+        """See `SumsMemory.lend`."""
+        self._memory.lend()
 
     def _new_tree(self, bucket: int) -> TreeSum[Tensor]:
         def add(left: Tensor, right: Tensor, node: Node) -> Tensor:
             if node != (0, self._workers.count):
                 return left.add_(right)
             halves = Halves(left, right, self._workers.count)
-            halves.write_mean(self._slice(self._rank, bucket), self._sent[bucket])
-            return self._sent[bucket]
+            halves.write_mean(self._slice(self._rank, bucket), self._memory.own.means[bucket])
+            return self._memory.own.means[bucket]
 
         return TreeSum(self._workers.count, add)
 
@@ -112,7 +112,7 @@ class Sums:
 
         The tensor's last mean must have been used.
         """
-        return self._copies[self._filled[index]][self._layout.places[index]]
+        return self._memory.own.copies[self._filled[index]][self._layout.places[index]]
 
     def filled(self, index: int) -> None:
         """Note that the gradient is written. Buckets that are complete leave."""
@@ -152,7 +152,7 @@ class Sums:
         The values of other tensors are any numbers.
         """
         for index, value in values.items():
-            self._copies[0][self._layout.places[index]].copy_(value)
+            self._memory.own.copies[0][self._layout.places[index]].copy_(value)
         with self._peers.monitor:
             for bucket in range(len(self._layout)):
                 number = self._rounds.round(bucket)
@@ -175,14 +175,16 @@ class Sums:
     ) -> None:
         # the bucket that is complete last has what the next forward pass needs first
         priority = len(self._layout) - 1 - bucket
-        self._peers.send(
-            ranks, kind, *numbers, payload=part.numpy().data.cast("B"), priority=priority
-        )
+        near = self._memory.lent.intersection(ranks)
+        far = [rank for rank in ranks if rank not in near]
+        for receivers, payload in ((far, part.numpy().data.cast("B")), ([*near], b"")):
+            if receivers:
+                self._peers.send(receivers, kind, *numbers, payload=payload, priority=priority)
         if numbers[1] >= self._first_round:
             self._bytes_out[bucket] += part.nbytes * len(ranks)
 
     def _slice(self, owner: int, bucket: int, node: int = 0) -> Tensor:
-        return self._copies[node][self._layout.slices[bucket][owner]]
+        return self._memory.own.copies[node][self._layout.slices[bucket][owner]]
 
     def mean(self, index: int, iteration: int) -> Tensor:
         """Wait for the mean of a tensor, and return it: it may be written to.
@@ -212,7 +214,7 @@ class Sums:
         self._peers.monitor.wait_for(
             has_come, f"the sum of iteration {iteration} did not arrive", hangs=hangs
         )
-        return self._copies[0][self._layout.places[index]]
+        return self._memory.own.copies[0][self._layout.places[index]]
 
     def traffic(self) -> dict[int, Traffic]:
         """Return the traffic of each tensor: its part of the traffic of its buckets."""
@@ -237,6 +239,7 @@ class Sums:
         with self._peers.monitor:
             self._closing = True
             self._peers.monitor.notify()
+            self._memory.close()
         join_within(self._thread, self._peers.timeout_s)
 
     def _run(self) -> None:
@@ -261,7 +264,7 @@ class Sums:
 
     def _take_part(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         bucket, number, node = fields
-        part = self._tensor(sender, bucket, number, self._rank, payload)
+        part = self._tensor(sender, bucket, number, self._rank, payload, node)
         of_tree = self._rounds.take_part(sender, bucket, number, node)
         self._work.append(partial(self._add, bucket, of_tree, part))
 
@@ -273,23 +276,39 @@ class Sums:
 
     def _take_mean(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         bucket, number = fields
-        total = self._tensor(sender, bucket, number, sender, payload)
+        total = self._tensor(sender, bucket, number, sender, payload, None)
         place = self._rounds.take_mean(sender, bucket, number)
         self._work.append(partial(self._put, bucket, place, total))
 
-    def _tensor(self, sender: int, bucket: int, number: int, owner: int, payload: Buffer) -> Tensor:
-        """Return a message's payload as a tensor over its memory.
+    def _tensor(
+        self,
+        sender: int,
+        bucket: int,
+        number: int,
+        owner: int,
+        payload: Buffer,
+        node: int | None = 0,
+    ) -> Tensor:
+        """Return what a message brings as a tensor over its memory.
+
+        Args:
+            owner: whose slice it is.
+            node: whose sum it is, by its number among the sender's; None: it is the mean.
 
         Raises:
             RemoteProtocolError: it is not an owner's slice of a bucket.
         """
         layout = self._layout
-        size = memoryview(payload).nbytes
         own = layout.slices[bucket][owner] if 0 <= bucket < len(layout) else slice(0, 0)
-        if not size or size != FLOAT_BYTES * (own.stop - own.start):
+        size, bytes_in = memoryview(payload).nbytes, FLOAT_BYTES * (own.stop - own.start)
+        lent = None if size else self._memory.opened.get(sender)
+        is_there = size == bytes_in if lent is None else (node or 0) in range(len(lent.copies))
+        if not (bytes_in and is_there):
             raise RemoteProtocolError(f"worker {sender} sends {size} bytes for bucket {bucket}")
         if number >= self._first_round:
-            self._bytes_in[bucket] += size
+            self._bytes_in[bucket] += bytes_in
+        if lent is not None:
+            return lent.means[bucket] if node is None else lent.copies[node][own]
         return as_tensor(np.frombuffer(payload, dtype="<f4"))
 
     # The thread.
@@ -300,13 +319,13 @@ class Sums:
         if tree.put(node, part) != root:
             return
         if node == root:  # one process computes for all virtual workers
-            self._sent[bucket].copy_(part.div_(root.stop))
+            self._memory.own.means[bucket].copy_(part.div_(root.stop))
         self._trees[bucket] = self._new_tree(bucket)
         self._send_mean(bucket)
 
     def _pass_on(self, bucket: int, values: Tensor) -> None:
         """Send values as this worker's slice of the mean."""
-        self._slice(self._rank, bucket).copy_(self._sent[bucket].copy_(values))
+        self._slice(self._rank, bucket).copy_(self._memory.own.means[bucket].copy_(values))
         self._send_mean(bucket)
 
     def _send_mean(self, bucket: int) -> None:
@@ -315,13 +334,15 @@ class Sums:
         with peers.monitor:
             self._rounds.take_mean(self._rank, bucket, number)
             if peers.others:
-                self._send(peers.others, "Mean", bucket, (bucket, number), self._sent[bucket])
+                self._send(
+                    peers.others, "Mean", bucket, (bucket, number), self._memory.own.means[bucket]
+                )
         peers.links.wake()
         self._note_in_place(bucket)
 
     def _put(self, bucket: int, place: slice, mean: Tensor) -> None:
         """Put another owner's slice in its place."""
-        self._copies[0][place].copy_(mean)
+        self._memory.own.copies[0][place].copy_(mean)
         self._note_in_place(bucket)
 
     def _note_in_place(self, bucket: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from ps_server import PeerLeft, StalenessTimeout
 from ps_server.keys import JobKeys
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
+from tests.support.polling import until
 
 SIZES = {3: 5, 1: 700, 0: 1}
 ROUNDS = 3
@@ -43,8 +45,9 @@ def together(
     body: Callable[[int, Sums, Peers], None],
     *,
     bucket_bytes: int = 256,
+    lend: bool = False,
 ) -> None:
-    """Run `body(rank, sums, peers)` on a thread for every worker."""
+    """Run `body(rank, sums, peers)` on a thread for every worker; its memory is lent to all."""
     ends = []
     for network in settings:
         peers = Peers.over_network(network)
@@ -52,6 +55,11 @@ def together(
     addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:
         peers.links.connect(addresses)
+    for _, sums in ends if lend else ():
+        sums.lend()
+    if lend:
+        opened = lambda: all(len(sums._memory.lent) == len(ends) - 1 for _, sums in ends)  # noqa: E731
+        until(opened, "the workers have not opened each other's memory", 20.0)
 
     def run(rank: int) -> None:
         peers, sums = ends[rank]
@@ -88,10 +96,22 @@ BOUNDS = [
 ]
 
 
+@pytest.mark.parametrize("lend", [False, True], ids=["", "lent"])
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
-def test_means_have_the_bits_of_the_tree(bounds: tuple[int, ...]) -> None:
+def test_means_have_the_bits_of_the_tree(
+    bounds: tuple[int, ...], lend: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = VirtualWorkers(bounds)
     whole = Node(0, workers.count)
+    sent_bytes = []
+    send = Peers.send
+
+    def counted(peers: Peers, to: Sequence[int], kind: str, *numbers: int, **named: Any) -> None:
+        if kind in ("Part", "Mean"):
+            sent_bytes.append(memoryview(named["payload"]).nbytes)
+        send(peers, to, kind, *numbers, **named)
+
+    monkeypatch.setattr(Peers, "send", counted)
 
     def body(rank: int, sums: Sums, _: Peers) -> None:
         for round_ in range(ROUNDS):
@@ -105,7 +125,8 @@ def test_means_have_the_bits_of_the_tree(bounds: tuple[int, ...]) -> None:
                 assert torch.equal(mean, expected)
                 mean.fill_(float("nan"))  # it may be written to
 
-    together(networks(workers.processes), workers, body)
+    together(networks(workers.processes), workers, body, lend=lend)
+    assert any(sent_bytes) == (workers.processes > 1 and not lend)
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

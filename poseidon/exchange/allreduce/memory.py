@@ -1,0 +1,124 @@
+"""The memory of one worker's sums, and of others of its machine.
+
+A flat copy of all tensors for each node of the tree whose sum the worker sends, and behind them the
+means of its slices. Workers of one machine open each other's memory: it has no name, and is checked
+as a shard checks what a worker offers (`ps_server/shared_memory.py`). Law: what has been opened
+stays valid until its last view is gone, however its owner ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.allreduce.sum_rounds import FLOAT_BYTES, Buckets
+from poseidon.exchange.device import Device
+from poseidon.exchange.peers import Peers
+from poseidon.exchange.worker_links import WorkerLinks
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from ps_server.shared_memory import NONCE_BYTES, PAGE_BYTES, new_memory, open_memory
+from ps_server.transport.base import Buffer
+
+
+class Views(NamedTuple):
+    """The memory of a worker.
+
+    Attributes:
+        copies: of all tensors, a row each.
+        means: of its slice of each bucket.
+    """
+
+    copies: Tensor
+    means: Sequence[Tensor]
+
+
+class SumsMemory:
+    """The memory of one worker.
+
+    Args:
+        peers: the connections, not connected yet.
+        device: to and from which the memory is copied.
+
+    Attributes:
+        own: its views; `lend` replaces them.
+        lent: the workers that have opened it.
+        opened: the memory of other workers.
+    """
+
+    def __init__(
+        self, peers: Peers[WorkerLinks], layout: Buckets, workers: VirtualWorkers, device: Device
+    ) -> None:
+        self._peers = peers
+        self._layout = layout
+        self._workers = workers
+        self._is_host = device.is_host
+        self._file: int | None = None
+        self.own = self._views(device.host_memory(self._floats(peers.rank)).zero_(), peers.rank)
+        self.lent: set[int] = set()
+        self.opened: dict[int, Views] = {}
+        peers.on("Memory", 2, self._open)
+        peers.on("Opened", 0, self._note_opened)
+
+    def lend(self) -> None:
+        """Let the other workers of this machine open this memory, if the system has such memory.
+        All workers call it once they are connected, before the first round.
+        """
+        if not (self._is_host and self._peers.neighbours and self._layout.elements):
+            return
+        # AttributeError: a system without memfd
+        with contextlib.suppress(OSError, AttributeError), self._peers.monitor:
+            self._file, memory = new_memory(self._lent_bytes(self._peers.rank))
+            memory[:NONCE_BYTES] = nonce = secrets.token_bytes(NONCE_BYTES)
+            self.own = self._views(_floats_in(memory), self._peers.rank)
+            where = os.getpid(), self._file
+            self._peers.send(self._peers.neighbours, "Memory", *where, payload=nonce)
+        self._peers.links.wake()
+
+    def close(self) -> None:
+        """Lend it to no more workers. Called under the monitor; safe to call twice."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _nodes(self, worker: int) -> int:
+        return max(1, len(self._workers.nodes(worker)))
+
+    def _means(self, worker: int) -> list[int]:
+        """Return the size of a worker's slice of each bucket."""
+        return [slices[worker].stop - slices[worker].start for slices in self._layout.slices]
+
+    def _floats(self, worker: int) -> int:
+        return self._nodes(worker) * self._layout.elements + sum(self._means(worker))
+
+    def _lent_bytes(self, worker: int) -> int:
+        return PAGE_BYTES + FLOAT_BYTES * self._floats(worker)
+
+    def _views(self, memory: Tensor, worker: int) -> Views:
+        means = self._means(worker)
+        copies, rest = memory.tensor_split([len(memory) - sum(means)])
+        copies = copies.view(self._nodes(worker), self._layout.elements)
+        return Views(copies, rest.split(means) if means else ())
+
+    # Messages, under the monitor.
+
+    def _open(self, sender: int, fields: Sequence[int], nonce: Buffer) -> None:
+        process, file = fields
+        memory = open_memory(process, file, self._lent_bytes(sender)) if self._is_host else None
+        if memory is not None and hmac.compare_digest(memory[:NONCE_BYTES], nonce):
+            self.opened[sender] = self._views(_floats_in(memory), sender)
+            self._peers.send([sender], "Opened", payload=b"")
+
+    def _note_opened(self, sender: int, _: Sequence[int], __: Buffer) -> None:
+        self.lent.add(sender)
+
+
+def _floats_in(memory: mmap.mmap) -> Tensor:
+    return torch.frombuffer(memory, dtype=torch.float32, offset=PAGE_BYTES)
