@@ -181,11 +181,13 @@ def _blocks(u_BR: Tensor, v_BC: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the factors of a tile in blocks of `BLOCK_ROWS` rows.
 
     Of many rows those that are zero in the tile are left out, and add nothing: a gradient that
-    travels as rows with a single 1 (`taps.rows_of`) has few others.
+    travels as rows with a single 1 (`taps.rows_of`) has few others. On an accelerator they stay: to
+    know which they are, the host would wait for it.
     """
+    leaves_out = len(u_BR) > BLOCK_ROWS and u_BR.device.type == "cpu"
     for start in range(0, len(u_BR), BLOCK_ROWS):
         u_KR, v_KC = u_BR[start : start + BLOCK_ROWS], v_BC[start : start + BLOCK_ROWS]
-        if len(u_BR) > BLOCK_ROWS:
+        if leaves_out:
             used = u_KR.any(1).logical_and_(v_KC.any(1)).nonzero().flatten()
             if len(used) < len(u_KR):
                 u_KR, v_KC = u_KR[used], v_KC[used]

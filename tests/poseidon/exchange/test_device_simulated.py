@@ -19,6 +19,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.device import DONE, HOST, Event
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors import products
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight
@@ -402,6 +403,36 @@ def test_a_training_loop_through_a_shard_never_waits_for_its_device(how: str) ->
     with simulated_devices(1, LATEST) as (device,), shard as make:
         _, *steps = steps_of(make, device, Scenario())
         assert steps == [{}] * (Scenario().iterations - 1)
+
+
+def test_factors_of_many_rows_are_replayed_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host rows that are zero are left out, which a device would have to be asked for."""
+
+    def run(rank: int) -> None:
+        device = devices[rank]
+        weight = torch.zeros(2, 3, device=device.torch)
+        exchange = make(rank, [Trained(name="fc", tensor=weight)], ExchangeSettings())
+        try:
+            exchange.open(None)
+            for iteration in range(4):
+                device.waits.clear()
+                exchange.start(iteration, 0.25)
+                exchange.wait(0)
+                u, v = (torch.zeros(5, n, device=device.torch) for n in (2, 3))
+                u[rank], v[rank] = 1.0, 1.0
+                exchange.begin_factors(0, u, v)
+                exchange.release(0)
+                exchange.finish()
+                assert not iteration or not device.waits
+            exchange.settle()
+            assert torch.equal(weight.cpu(), torch.full((2, 3), -1.0))
+        finally:
+            exchange.close()
+
+    monkeypatch.setattr(products, "BLOCK_ROWS", 2)
+    factors = hybrid(2, 1, staleness=2, by_factors=[0])
+    with simulated_devices(2, LATEST) as devices, factors as make:
+        on_threads(2, run)
 
 
 @pytest.mark.parametrize(
