@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.cuda import comm, nccl
+from torch.cuda import comm
 
 from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
 from poseidon.caffe2.runtime.values import deserialize, serialize
-from poseidon.caffe2.shards.buckets import Buckets, Pending
+from poseidon.caffe2.shards.buckets import Buckets, DevicesOfProcess, Pending, have_a_gpu_each
 from poseidon.caffe2.shards.common_world import CommonWorld
 from poseidon.caffe2.shards.store_handler import CollectiveError, StoreHandler, sentences
 from poseidon.caffe2.shards.stores import FolderStore, RedisStore
@@ -278,38 +278,37 @@ def receive_tensor(
     return received, ranks, tags
 
 
-def _has_a_gpu_each(tensors: Sequence[Tensor]) -> bool:
-    devices = [tensor.get_device() for tensor in tensors]
-    return min(devices) >= 0 and len(set(devices)) == len(devices) > 1
+def _start_sum(buckets: Buckets, _: bool, *tensors: Tensor) -> Pending:
+    return buckets.all_reduce(DevicesOfProcess(tensors), tensors)
+
+
+@operator("NCCLAllreduce", inputs=(1, ANY), outputs=(1, ANY), expected="*S, ...", start=_start_sum)
+def nccl_all_reduce(*tensors: Tensor) -> list[Tensor]:
+    """Return the sum of all inputs on the device of each: on a GPU each by one call of NCCL, which
+    sums below 1 MiB of consecutive operators share.
+    """
+    return DevicesOfProcess(tensors).start_all_reduce(tensors)()
+
+
+def _start_copy(buckets: Buckets, _: bool, *tensors: Tensor, root: int = 0) -> Pending:
+    return buckets.all_reduce(DevicesOfProcess(tensors, root), tensors)
+
+
+@operator("NCCLBroadcast", inputs=(1, ANY), outputs=(1, ANY), start=_start_copy)
+def nccl_broadcast(*tensors: Tensor, root: int = 0) -> list[Tensor]:
+    """Return a copy of the input `root` on the device of each."""
+    return DevicesOfProcess(tensors, root).start_all_reduce([tensors[root]])()
 
 
 def _sum_of_devices(tensors: Sequence[Tensor], target: int = 0) -> Tensor:
     """Return the sum of tensors on the device of one of them."""
-    if _has_a_gpu_each(tensors):
+    if have_a_gpu_each(tensors):
         total: Tensor = comm.reduce_add(list(tensors), tensors[target].get_device())  # by NCCL
         return total
     total = tensors[0].to(tensors[target].device, copy=True)
     for other in tensors[1:]:
         total.add_(other.to(total.device))
     return total
-
-
-@operator("NCCLAllreduce", inputs=(1, ANY), outputs=(1, ANY), expected="*S, ...")
-def nccl_all_reduce(*tensors: Tensor) -> list[Tensor]:
-    """Return the sum of all inputs on the device of each: on a GPU each by one call of NCCL."""
-    if _has_a_gpu_each(tensors):
-        like = torch.contiguous_format
-        sums = [torch.empty_like(tensor, memory_format=like) for tensor in tensors]
-        nccl.all_reduce([tensor.contiguous() for tensor in tensors], sums)
-        return sums
-    total = _sum_of_devices(tensors)
-    return [total, *(total.to(other.device, copy=True) for other in tensors[1:])]
-
-
-@operator("NCCLBroadcast", inputs=(1, ANY), outputs=(1, ANY))
-def nccl_broadcast(*tensors: Tensor, root: int = 0) -> list[Tensor]:
-    """Return a copy of the input `root` on the device of each."""
-    return [tensors[root].to(tensor.device, copy=True) for tensor in tensors]
 
 
 @operator("NCCLReduce", inputs=(1, ANY), expected="*S, ...")

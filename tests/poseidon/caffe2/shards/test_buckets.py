@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from poseidon.caffe2.shards import buckets
-from poseidon.caffe2.shards.buckets import Buckets
+from poseidon.caffe2.shards.buckets import Buckets, DevicesOfProcess
 from poseidon.caffe2.shards.common_world import CommonWorld
 from poseidon.caffe2.shards.store_handler import CollectiveError, StoreHandler
 from poseidon.caffe2.shards.stores import FolderStore
+from tests.support.simulated_device import SimulatedDevice, simulated_devices
 
 LIMIT_S = 30.0
 
@@ -148,3 +149,54 @@ def test_three_shards_agree_on_sums_over_their_devices_copies_and_barriers(tmp_p
         ]
 
     assert on_shards(tmp_path, 3, call) == [[[[12, 12], [12, 12]], [[2, 2]], [3, 3, 3]]] * 3
+
+
+def put_on(devices: list[SimulatedDevice], *sizes: int) -> list[list[torch.Tensor]]:
+    """Return tensors of these sizes on each device, full of its number + 1 and of their size."""
+    return [
+        [
+            device.put(torch.full((size,), 10.0 * number + size))
+            for number, device in enumerate(devices)
+        ]
+        for size in sizes
+    ]
+
+
+def test_sums_over_gpus_share_a_call_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in takes the place of NCCL, which needs two GPUs."""
+    calls: list[int] = []
+
+    def all_reduce(parts: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
+        calls.append(parts[0].numel())
+        for device in devices:
+            device.synchronize()
+        total = torch.stack([part.cpu() for part in parts]).sum(0)
+        for whole in sums:
+            whole.copy_(total)
+
+    monkeypatch.setattr(buckets.nccl, "all_reduce", all_reduce)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 40)
+    with simulated_devices(2, 5) as devices:
+        groups = put_on(devices, 3, 4, 20, 5)
+        open_ = Buckets()
+        pending = [open_.all_reduce(DevicesOfProcess(group), group) for group in groups]
+        open_.flush()
+        assert calls == [20, 7, 5]
+        for one, group in zip(pending, groups, strict=True):
+            results = one.wait()
+            assert [result.device for result in results] == [device.torch for device in devices]
+            size = len(group[0])
+            assert [result.cpu().tolist() for result in results] == [[10.0 + 2 * size] * size] * 2
+
+
+def test_copies_to_gpus_share_a_copy() -> None:
+    with simulated_devices(2, 0) as devices:
+        groups = put_on(devices, 3, 4)
+        open_ = Buckets()
+        pending = [open_.all_reduce(DevicesOfProcess(group, 1), group) for group in groups]
+        assert not any(one.started for one in pending)
+        open_.flush()
+        assert [[result.cpu().tolist() for result in one.wait()] for one in pending] == [
+            [[13.0] * 3] * 2,
+            [[14.0] * 4] * 2,
+        ]
