@@ -14,7 +14,7 @@ Found as races, by vector clocks of the streams and of the host:
   the host reads too early is NaN.)
 
 A device can lend memory to another one, which stands for a GPU of another process of the host.
-Between the two nothing orders work but messages of `HostLinks`: the receiver knows to be done what
+Between the two nothing orders work but messages of `HostLinks` and `Mesh`: the receiver knows to be done what
 the sender's host knew when it sent.
 
 Not simulated: random numbers of the device, and what NCCL and cuDNN do.
@@ -45,6 +45,8 @@ from torch import Tensor
 
 from poseidon.exchange.device import KINDS, Device, Event
 from poseidon.exchange.host.links import HostLinks
+from poseidon.exchange.worker_links import WorkerLinks
+from poseidon.torch.process_group.mesh import Mesh
 from ps_server.transport.base import Frames
 
 TYPE = "lazy"
@@ -159,9 +161,9 @@ class SimulatedDevice(Device):
             "poseidon-read-",
             "poseidon-collectives",
             "poseidon-receive",
+            "poseidon-send",
         )
-        self._draw = random.Random(seed)
-        self._early = self._draw.choice(EARLY)
+        self.draw(seed)
         self._clock: dict[int, int] = {}
         """What the host knows to be done."""
         self._streams: list[SimulatedStream] = []
@@ -172,6 +174,11 @@ class SimulatedDevice(Device):
         self._pinned: dict[int, tuple[int, _Block]] = {}
         """By the address of their storage: its bytes, and it."""
         self._work: deque[_Work] = deque()
+
+    def draw(self, seed: int) -> None:
+        """Draw the order of what is to come from a seed."""
+        self._draw = random.Random(seed)
+        self._early = self._draw.choice(EARLY)
 
     # The contract.
 
@@ -285,13 +292,14 @@ class SimulatedDevice(Device):
 
     def _freed(self, home: int | None, accesses: list[_Access], kept: set[int]) -> None:
         with self.lock:
-            known = dict(self._clock)
-            if home is not None:
-                _merge(known, self._streams[home % DEVICE_STREAMS].clock)
+            known = self._clock
+            ordered = {} if home is None else self._streams[home % DEVICE_STREAMS].clock
             for access in accesses:
-                if access.stream // DEVICE_STREAMS != self.torch.index:
+                stream = access.stream
+                if stream // DEVICE_STREAMS != self.torch.index:
                     continue  # who lends frees it only once its borrowers have
-                if known.get(access.stream, 0) < access.number and access.stream not in kept:
+                done = max(known.get(stream, 0), ordered.get(stream, 0))
+                if done < access.number and stream not in kept:
                     self.races.append(
                         f"memory of {'another process' if home is None else f'stream {home}'} is freed while {access.what} on stream "
                         f"{access.stream} may use it\n{_lines(_place())}"
@@ -309,33 +317,44 @@ class SimulatedDevice(Device):
             return self._call(function, arguments, named)
 
     def _call(self, function: Any, arguments: Any, named: Any) -> Any:
-        name = function.overloadpacket.__name__
-        plain = _mapped(SimulatedTensor, lambda t: t.plain, (arguments, named))
-        arguments_, named_ = plain
-        to_host = named_.get("device") is not None and named_["device"].type == "cpu"
-        if "device" in named_ and not to_host:
-            named_ = {**named_, "device": torch.device("cpu")}
-        if name in VIEWS and function._schema.name.startswith("aten::"):
-            found = function(*arguments_, **named_)
-            return _mapped(Tensor, self._own, found)
+        operation = OPERATIONS.get(function) or _known(function)
+        if operation.is_composite:
+            return function.decompose(*arguments, **named)
+        used: list[Tensor] = []
+        plain = _plain(arguments, used)
+        named_ = {key: _plain([value], used)[0] for key, value in named.items()}
+        device = named_.get("device")
+        to_host = device is not None and device.type == "cpu"
+        if device is not None and not to_host:
+            named_["device"] = torch.device("cpu")
+        if operation.is_view:
+            base, found = arguments[0], function(*plain, **named_)
+            if torch.is_inference_mode_enabled() == base.is_inference():
+                return _views(found, base)
+            with torch.inference_mode(base.is_inference()):  # as torch: as its base
+                return _views(found, base)
+        name = operation.name
         if name == "copy_":
             return self._copy(arguments)
         if name == "_to_copy":
             return self._to_copy(arguments[0], named)
-        written = _written(function, arguments, named)
-        used = _tensors(arguments, named)
+        written = operation.written(arguments, named)
         if written:
-            self._put(lambda: function(*arguments_, **named_), name, used, written)
+            self._put(lambda: function(*plain, **named_), name, used, written)
             return _returned(function, written)
-        if name in READ_BY_HOST or (name == "index" and _has_masks(arguments_)):
-            return self._at_once(function, name, arguments_, named_)
+        if name in READ_BY_HOST or (name == "index" and _has_masks(plain)):
+            return self._at_once(function, name, plain, named_)
         # what it returns on what is there now has the shape of the result
-        early = function(*_in_range(name, arguments_), **named_)
+        early = function(*_in_range(name, plain), **named_)
+        if isinstance(early, Tensor):
+            out = self._own(_spoilt(early))
+            self._put(lambda: early.copy_(function(*plain, **named_)), name, used, [out])
+            return out
         outs = _mapped(Tensor, lambda found: self._own(_spoilt(found)), early)
         flat = _tensors(outs)
 
         def run() -> None:
-            found = _tensors(function(*arguments_, **named_))
+            found = _tensors(function(*plain, **named_))
             for out, result in zip(flat_plain, found, strict=True):
                 out.copy_(result)
 
@@ -356,8 +375,13 @@ class SimulatedDevice(Device):
             host = _spoilt(torch.empty(source.shape, dtype=dtype))
             self._copy((host, source, False))
             return host
-        out = self._own(_spoilt(torch.empty_like(source.plain, dtype=dtype)))
+        other = self if device is None else DEVICES[device.index or 0]
+        out = other._own(_spoilt(torch.empty_like(source.plain, dtype=dtype)))
+        if other is not self:  # as torch: both current streams wait for each other
+            self.wait(other.event())
         self._copy((out, source, True))
+        if other is not self:
+            other.wait(self.event())
         return out
 
     def _copy(self, arguments: Sequence[Any]) -> Tensor:
@@ -399,21 +423,31 @@ class SimulatedDevice(Device):
     def _put(
         self, run: Callable[[], None], what: str, used: Sequence[Tensor], written: Sequence[Tensor]
     ) -> None:
-        stream = self.current
+        stream, place = self.current, _place()
         _merge(stream.clock, self._clock)
         stream.clock[stream.number] += 1
+        changed = {id(tensor) for tensor in written}
         for tensor in used:
-            self._access(tensor, what, writes=any(tensor is one for one in written))
+            self._access(stream, tensor, what, place, writes=id(tensor) in changed)
+        read = {id(tensor) for tensor in used}
         for tensor in written:
-            if not any(tensor is one for one in used):
-                self._access(tensor, what, writes=True)
+            if id(tensor) not in read:
+                self._access(stream, tensor, what, place, writes=True)
         work = _Work(run, [*stream.barriers, *([stream.last] if stream.last else [])])
         stream.barriers, stream.last = [], work
         self._work.append(work)
         if self._draw.random() < self._early:
             self._run([self._draw.choice(self._work)])
 
-    def _access(self, tensor: Tensor, what: str, *, writes: bool) -> None:
+    def _access(
+        self,
+        stream: SimulatedStream,
+        tensor: Tensor,
+        what: str,
+        place: list[tuple[CodeType, int]],
+        *,
+        writes: bool,
+    ) -> None:
         if isinstance(tensor, SimulatedTensor):
             plain, block = tensor.plain, tensor.block
         else:
@@ -424,32 +458,25 @@ class SimulatedDevice(Device):
             block = found
         if not plain.numel():
             return
-        stream = self.current
         start, stop = _extent(plain)
+        own, kept = stream.number, []
         for other in block.accesses:
-            apart = other.stop <= start or stop <= other.start
-            if other.stream == stream.number or apart or not (writes or other.writes):
-                continue
-            if stream.clock.get(other.stream, 0) < other.number:
-                self.races.append(
-                    f"{what} {'writes' if writes else 'reads'} on stream {stream.number} what "
-                    f"{other.what} {'writes' if other.writes else 'reads'} on stream "
-                    f"{other.stream}, with no event between\n{_lines(_place())}after\n"
-                    f"{_lines(other.place)}"
-                )
-                break
-        block.accesses[:] = [
-            other
-            for other in block.accesses
-            if not (
-                other.stream == stream.number
-                and start <= other.start
-                and other.stop <= stop
-                and (writes or not other.writes)
-            )
-        ]
-        number = stream.clock[stream.number]
-        block.accesses.append(_Access(start, stop, stream.number, number, writes, what, _place()))
+            if other.stream != own:
+                kept.append(other)
+                apart = other.stop <= start or stop <= other.start
+                if apart or not (writes or other.writes):
+                    continue
+                if stream.clock.get(other.stream, 0) < other.number:
+                    self.races.append(
+                        f"{what} {'writes' if writes else 'reads'} on stream {own} what "
+                        f"{other.what} {'writes' if other.writes else 'reads'} on stream "
+                        f"{other.stream}, with no event between\n{_lines(place)}after\n"
+                        f"{_lines(other.place)}"
+                    )
+            elif start > other.start or other.stop > stop or (other.writes and not writes):
+                kept.append(other)
+        kept.append(_Access(start, stop, own, stream.clock[own], writes, what, place))
+        block.accesses[:] = kept
 
     def host_waits(self, what: str, work: Sequence[_Work], clock: dict[int, int]) -> None:
         """Let the host wait until work is done."""
@@ -473,7 +500,7 @@ class SimulatedDevice(Device):
                 self._draw.shuffle(before)
                 waiting += before
             else:
-                with torch.no_grad():
+                with torch.inference_mode():  # only there its tensors may be changed
                     one.run()
                 one.ended, one.after = True, []
                 one.run = _nothing
@@ -489,6 +516,14 @@ class SimulatedDevice(Device):
         """
         with self.lock:
             self._run(list(self._work))
+        self.raise_races()
+
+    def raise_races(self) -> None:
+        """Raise what was found so far.
+
+        Raises:
+            Race: one was found.
+        """
         if self.races:
             raise Race(f"{len(self.races)} races, the first: {self.races[0]}")
 
@@ -525,9 +560,11 @@ class SimulatedTensor(Tensor):
     def __torch_dispatch__(
         cls, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        tensors = _tensors(arguments, named or {})
-        owner = next(t.owner for t in tensors if isinstance(t, SimulatedTensor))
-        return owner.call(function, arguments, named or {})
+        first = arguments[0] if arguments else None
+        if not isinstance(first, SimulatedTensor):
+            tensors = _tensors(arguments, named or {})
+            first = next(t for t in tensors if isinstance(t, SimulatedTensor))
+        return first.owner.call(function, arguments, named or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"SimulatedTensor({tuple(self.shape)})"
@@ -610,7 +647,26 @@ def _messages_with_clocks() -> Iterator[None]:
             learn(links, rank)
         return found
 
+    def noted_worker_send(
+        links: WorkerLinks, ranks: Sequence[int], priority: int, frames: list[Any]
+    ) -> None:
+        if isinstance(mesh := getattr(links._deliver, "__self__", None), Mesh):
+            own = DEVICES.get(mesh.rank)
+            for rank in ranks:
+                of_meshes[mesh.rank, rank].append(own.knows() if own is not None else {})
+        send_to_workers(links, ranks, priority, frames)
+
+    def learning_receive(mesh: Mesh, sender: int, frames: Frames) -> None:
+        clock, own = of_meshes[sender, mesh.rank].popleft(), DEVICES.get(mesh.rank)
+        if own is not None:
+            own.learns(clock)
+        receive(mesh, sender, frames)
+
+    of_meshes: defaultdict[tuple[int, int], deque[dict[int, int]]] = defaultdict(deque)
+    send_to_workers, receive = WorkerLinks.send, Mesh._receive
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorkerLinks, "send", noted_worker_send)
+        patch.setattr(Mesh, "_receive", learning_receive)
         patch.setattr(HostLinks, "_send", noted_send)
         patch.setattr(HostLinks, "_handle", learning_handle)
         patch.setattr(HostLinks, "trade", noted_trade)
@@ -641,14 +697,67 @@ def _tensors(*trees: Any) -> list[Any]:
     return found
 
 
-def _written(function: Any, arguments: Any, named: Any) -> list[Tensor]:
-    """Return the arguments that an operation writes to."""
-    found: list[Tensor] = []
-    for place, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = named.get(argument.name, arguments[place] if place < len(arguments) else None)
-            found += _tensors(value)
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What is known of an operation of torch.
+
+    Attributes:
+        is_view: whether what it returns is a view of its first argument.
+        is_composite: whether it is made of others. torch takes it apart itself, but not in its
+            inference mode.
+        writes: the places and the names of the arguments that it writes to.
+    """
+
+    name: str
+    is_view: bool
+    is_composite: bool
+    writes: tuple[tuple[int, str], ...]
+
+    def written(self, arguments: Any, named: Any) -> list[Tensor]:
+        """Return the arguments that it writes to."""
+        found: list[Tensor] = []
+        for place, name in self.writes:
+            value = named.get(name, arguments[place] if place < len(arguments) else None)
+            found += [value] if isinstance(value, Tensor) else _tensors(value)
+        return found
+
+
+OPERATIONS: dict[Any, _Operation] = {}
+
+
+def _known(function: Any) -> _Operation:
+    name, schema = function.overloadpacket.__name__, function._schema
+    writes = tuple(
+        (place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    is_view = name in VIEWS and schema.name.startswith("aten::")
+    is_composite = not is_view and function._can_decompose()
+    return OPERATIONS.setdefault(function, _Operation(name, is_view, is_composite, writes))
+
+
+def _plain(arguments: Sequence[Any], used: list[Tensor]) -> list[Any]:
+    """Return arguments with plain tensors; note the tensors among them."""
+    found: list[Any] = []
+    for one in arguments:
+        if isinstance(one, SimulatedTensor):
+            used.append(one)
+            found.append(one.plain)
+        elif isinstance(one, Tensor):
+            used.append(one)
+            found.append(one)
+        elif isinstance(one, list | tuple):
+            found.append(_plain(one, used))
+        else:
+            found.append(one)
     return found
+
+
+def _views(found: Any, base: SimulatedTensor) -> Any:
+    if isinstance(found, Tensor):
+        return SimulatedTensor(found, base.owner, base.block)
+    return type(found)(_views(one, base) for one in found)
 
 
 def _returned(function: Any, written: Sequence[Tensor]) -> Any:
@@ -670,6 +779,8 @@ def _has_masks(arguments: Any) -> bool:
 
 def _extent(plain: Tensor) -> tuple[int, int]:
     start = plain.data_ptr()
+    if plain.is_contiguous():
+        return start, start + plain.nbytes
     length = sum((size - 1) * step for size, step in zip(plain.shape, plain.stride(), strict=True))
     return start, start + (length + 1) * plain.element_size()
 
@@ -677,9 +788,9 @@ def _extent(plain: Tensor) -> tuple[int, int]:
 def _spoilt(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         if tensor.is_floating_point():
-            tensor.detach().fill_(float("nan"))
+            tensor.fill_(float("nan"))
         elif tensor.dtype is not torch.bool:
-            tensor.detach().fill_(torch.iinfo(tensor.dtype).max)
+            tensor.fill_(torch.iinfo(tensor.dtype).max)
     return tensor
 
 

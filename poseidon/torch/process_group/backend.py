@@ -4,10 +4,11 @@ Laws:
 
 * The collectives of a group run in one thread, in the order of their calls, so that a call with
   `async_op=True` returns at once.
-* Tensors of a GPU travel through the host's memory. A call begins to copy them on the current
-  stream; its thread waits for the copies, and copies results back on a stream of its own. Until
-  `wait` returns, the script leaves the tensors alone. `wait` returns once these copies have begun:
-  the current stream waits for them. A future has its result once they have ended.
+* Large tensors of a GPU stay there where a worker of this host is in the group (`lent_blocks.py`).
+  Others travel through the host's memory: a call begins to copy them on the current stream. Its
+  thread waits for the GPU's work so far, and all that it does on the GPU is on a stream of its own.
+  Until `wait` returns, the script leaves the tensors alone. `wait` returns once this work has
+  begun: the current stream waits for it. A future has its result once it has ended.
 """
 
 from __future__ import annotations
@@ -28,9 +29,14 @@ from torch.distributed.distributed_c10d import init_process_group
 from torch.utils._pytree import tree_leaves
 
 from poseidon.errors import UsageError, counted
-from poseidon.exchange.device import DONE, Device, Event, device_of
+from poseidon.exchange.device import HOST, Device, Event, device_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
-from poseidon.torch.process_group.collectives import Collectives, ReduceRule, described
+from poseidon.torch.process_group.collectives import (
+    SMALL_BYTES,
+    Collectives,
+    ReduceRule,
+    described,
+)
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server import StalenessTimeout
 
@@ -86,11 +92,11 @@ class Calls:
 
 
 class _Copy(NamedTuple):
-    """Results that are on their way from the host's memory to a device.
+    """Results that are on their way to a device, or are computed there.
 
     Attributes:
         event: after which they are there.
-        flats: in the host's memory, which are kept until then.
+        flats: what they are made of, which is kept until then.
     """
 
     device: Device
@@ -222,6 +228,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._ending: threading.Thread | None = None
         self._name = self._description = ""
         self._left: list[ReduceRule] | None = None
+        self._streams: dict[torch.device, Any] = {}
 
     @property
     def mesh(self) -> Mesh:
@@ -318,7 +325,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         for own, results in zip(inputs, outputs, strict=True):
             self._check_one_each(results)
             _check_alike("all_gather", own, results)
-        flats = [_flat(tensor) for tensor in inputs]
+        flats = [self._flat(tensor) for tensor in inputs]
         return self._submit(run, outputs, "all_gather")
 
     def allgather_coalesced(
@@ -345,7 +352,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         if outputs:
             self._check_one_each(outputs[0])
             _check_alike("gather", inputs[0], outputs[0])
-        own = _flat(inputs[0])
+        own = self._flat(inputs[0])
         return self._submit(run, outputs, "gather", after=inputs)  # others have no outputs
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> PoseidonWork:
@@ -353,7 +360,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         if inputs:
             self._check_one_each(inputs[0])
             _check_alike("scatter", outputs[0], inputs[0])
-        parts = [_flat(tensor) for tensor in inputs[0]] if inputs else []
+        parts = [self._flat(tensor) for tensor in inputs[0]] if inputs else []
         return self._start(
             lambda flat: self._collectives.scatter(flat, parts, root), outputs, outputs, "scatter"
         )
@@ -369,7 +376,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         for output, parts in zip(outputs, inputs, strict=True):
             self._check_one_each(parts)
             _check_alike("reduce_scatter", output, [parts[self.rank()]])
-        flats = [[_flat(tensor) for tensor in parts] for parts in inputs]
+        flats = [[self._flat(tensor) for tensor in parts] for parts in inputs]
         return self._submit(run, outputs, "reduce_scatter")
 
     def reduce_scatter_single(
@@ -387,14 +394,14 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
         def run(copies: list[_Copy]) -> None:
-            results = [torch.empty(t.numel(), dtype=t.dtype, device="cpu") for t in outputs]
+            results = [self._room(output) for output in outputs]
             self._collectives.all_to_all(parts, results)
             copies += _fill(outputs, results)
 
         self._check_one_each(inputs)
         self._check_one_each(outputs)
         _check_alike("all_to_all", inputs[self.rank()], [outputs[self.rank()]])
-        parts = [_flat(tensor) for tensor in inputs]
+        parts = [self._flat(tensor) for tensor in inputs]
         return self._submit(run, outputs, "all_to_all")
 
     def all_to_all_single(
@@ -425,10 +432,21 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._submit(lambda _: self._collectives.barrier(limit_s), [], "monitored_barrier").wait()
 
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
-        own = _flat(tensors[0])
-        _event_of(tensors).synchronize()
-        self._collectives.send(own, receiver, tag)
-        return self._done(tensors)
+        own, ready, device = self._flat(tensors[0]), _event_of(tensors), _device_of(tensors)
+        send = self._collectives.sending(own, receiver, tag)
+        if device.is_host:
+            send()
+            return self._done(tensors)
+
+        def run(_: list[_Copy]) -> None:
+            ready.synchronize()
+            with device.on(device.stream()):
+                send()
+
+        work = PoseidonWork(run, tensors, self._script, self.mesh.fail)
+        thread = threading.Thread(target=work.run, name="poseidon-send", daemon=True)
+        self.mesh.sends(thread)
+        return work
 
     def _done(self, tensors: list[Tensor]) -> PoseidonWork:
         """Return a call that has ended."""
@@ -437,13 +455,14 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         return work
 
     def recv(self, tensors: list[Tensor], sender: int | None, tag: int) -> PoseidonWork:
-        flat = torch.empty(tensors[0].numel(), dtype=tensors[0].dtype, device="cpu")
-        receive, ready = self._collectives.receiving(flat, sender, tag), _event_of(tensors)
+        flat, ready = self._room(tensors[0]), _event_of(tensors)
+        receive, device = self._collectives.receiving(flat, sender, tag), _device_of(tensors)
 
         def run(copies: list[_Copy]) -> int:
-            found = receive()
-            ready.synchronize()
-            copies += _fill(tensors, [flat])
+            with device.on(device.stream()):
+                found = receive()
+                ready.synchronize()
+                copies += _fill(tensors, [flat])
             return found
 
         work = PoseidonWork(run, tensors, self._script, self.mesh.fail)
@@ -470,6 +489,36 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
+    def _stream_of(self, tensors: Any) -> Any:
+        """Return the stream of this group on the device of tensors."""
+        first = _first(tensors)
+        if first is None:
+            return None
+        if first.device not in self._streams:
+            self._streams[first.device] = device_of(first.device).stream()
+        return self._streams[first.device]
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is sent, or received, where it is."""
+        if device_of(tensor.device).is_host:
+            return True
+        return tensor.nbytes > SMALL_BYTES and self.mesh.lends_to(self._collectives.ranks)
+
+    def _room(self, tensor: Tensor) -> Tensor:
+        """Return memory for what is received for a tensor."""
+        where = tensor.device if self._stays(tensor) else "cpu"
+        return torch.empty(tensor.numel(), dtype=tensor.dtype, device=where)
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        """Return the tensor's elements, in order, where they are sent from: a view where they are
+        there already. In the host's memory those of a GPU are there after `_event_of`.
+        """
+        device, own = device_of(tensor.device), tensor.detach().contiguous().reshape(-1)
+        if self._stays(tensor):
+            return own
+        device.keep(tensor)
+        return device.host_memory(own.numel(), dtype=own.dtype).copy_(own, non_blocking=True)
+
     def _check_one_each(self, tensors: Sequence[Tensor]) -> None:
         if len(tensors) != self.size():
             raise ValueError(
@@ -495,22 +544,26 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         def run(copies: list[_Copy]) -> None:
             for tensor, flat in zip(tensors, flats, strict=True):
                 collective(flat)
-                if not device_of(tensor.device).is_host or flat.data_ptr() != tensor.data_ptr():
+                if flat.device != tensor.device or not tensor.is_contiguous():
                     copies += _fill([tensor], [flat])
+                elif not device_of(tensor.device).is_host:
+                    copies += _copies([tensor], [flat])
 
-        flats = [_flat(tensor) for tensor in tensors]
+        flats = [self._flat(tensor) for tensor in tensors]
         return self._submit(run, result, name)
 
     def _submit(
         self, run: Callable[[list[_Copy]], None], result: Any, name: str, *, after: Any = None
     ) -> PoseidonWork:
         number = self._script.begin()
-        place, ready = self.mesh.place(), _event_of(result if after is None else after)
+        tensors = result if after is None else after
+        place, ready, device = self.mesh.place(), _event_of(tensors), _device_of(tensors)
 
         def run_here(copies: list[_Copy]) -> None:
             ready.synchronize()
             self._collectives.place = place
-            run(copies)
+            with device.on(self._stream_of(tensors)):
+                run(copies)
 
         work = PoseidonWork(run_here, result, self._script, self.mesh.fail, name, number)
         if threading.current_thread() is self._thread:
@@ -547,36 +600,32 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """Return the tensor's elements in the host's memory: a view where they are there, in order. Of a
-    GPU they are there after `_event_of`.
-    """
-    device, own = device_of(tensor.device), tensor.detach().contiguous().reshape(-1)
-    if device.is_host:
-        return own
-    device.keep(tensor)
-    return device.host_memory(own.numel(), dtype=own.dtype).copy_(own, non_blocking=True)
+def _first(tensors: Any) -> Tensor | None:
+    """Return the first of tensors in lists of any depth."""
+    return next((one for one in tree_leaves(tensors) if isinstance(one, Tensor)), None)
+
+
+def _device_of(tensors: Any) -> Device:
+    first = _first(tensors)
+    return HOST if first is None else device_of(first.device)
 
 
 def _event_of(tensors: Any) -> Event:
-    """Return the event after the work so far on the current stream of the tensors' device.
-
-    Args:
-        tensors: in lists of any depth.
-    """
-    first = next((one for one in tree_leaves(tensors) if isinstance(one, Tensor)), None)
-    return DONE if first is None else device_of(first.device).event()
+    """Return the event after the work so far on the current stream of the tensors' device."""
+    return _device_of(tensors).event()
 
 
 def _fill(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> list[_Copy]:
     """Begin to copy results to tensors that nothing uses meanwhile; return the copies."""
-    if not tensors:
-        return []
-    device = device_of(tensors[0].device)
-    with torch.no_grad(), device.on(device.stream()):
+    with torch.no_grad():
         for tensor, flat in zip(tensors, flats, strict=True):
             tensor.copy_(flat.view(tensor.shape), non_blocking=True)
-        return [_Copy(device, device.event(), flats)]
+    return _copies(tensors, flats)
+
+
+def _copies(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> list[_Copy]:
+    device = _device_of(tensors)
+    return [_Copy(device, device.event(), flats)]
 
 
 def _reduction(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:

@@ -7,7 +7,9 @@ Laws:
 * All workers of a group make the same calls in the same order, with tensors of the same size and
   type. A different call is an error on the workers that wait for it, which names both calls.
 
-All tensors are flat, contiguous and on the CPU.
+All tensors are flat and contiguous. Those on a GPU pass between the GPUs of a host where these
+share memory (`lent_blocks.py`), and else through the host's memory; either way they are reduced on
+the GPU. Calls with such a tensor wait on the host for what they send and receive.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from poseidon.exchange.device import device_of
+from poseidon.torch.process_group.lent_blocks import Lent
 from poseidon.torch.process_group.mesh import (
     CollectiveCall,
     DifferentCalls,
@@ -72,8 +76,10 @@ def reduced(parts: Sequence[Tensor], reduction: ReduceRule) -> Tensor:
     for part in parts[1:]:
         _INTO[reduction](result, part.to(wide))
     if reduction is ReduceRule.MEAN:
+        # a tensor: a GPU would multiply by the reciprocal of a number
+        count = torch.full((), len(parts), dtype=wide, device=result.device)
         # of whole numbers as NCCL: without the fraction
-        result.div_(len(parts), rounding_mode=None if wide.is_floating_point else "trunc")
+        result.div_(count, rounding_mode=None if wide.is_floating_point else "trunc")
     return result.to(dtype)
 
 
@@ -238,11 +244,14 @@ class Collectives:
         nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._begin("barrier", None, timeout_s=timeout_s).exchange(nothing)
 
-    def send(self, tensor: Tensor, receiver: int, tag: int) -> None:
-        """Send a tensor to one worker; returns at once. Any thread may call it."""
+    def sending(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
+        """Return a function that sends a tensor to one worker. Any thread may call it.
+
+        The receiver gets its tensors in the order in which `sending` was called.
+        """
         self._sent[receiver, tag] += 1
-        number = self._sent[receiver, tag]
-        self._message(tensor, number, tag, self.mesh.place()).send([receiver], 0, tensor)
+        message = self._message(tensor, self._sent[receiver, tag], tag, self.mesh.place())
+        return lambda: message.send([receiver], 0, tensor)
 
     def receiving(self, tensor: Tensor, sender: int | None, tag: int) -> Callable[[], int]:
         """Return a function that waits for the next tensor with this tag, fills `tensor` with it,
@@ -271,6 +280,7 @@ class Collectives:
 
         def receive() -> int:
             call = self._message(tensor, 0, tag, place)
+            call.meet(tensor)
             found = call.wait_for(arrived, expected.senders)
             pending.remove(found)
             assert found.message is not None
@@ -321,8 +331,16 @@ class _Call:
         Args:
             lasting: it is not written to until it is certain that it has arrived.
         """
-        payload = tensor.view(torch.uint8).numpy().data
         ranks = [self._owner.ranks[receiver] for receiver in receivers]
+        device = device_of(tensor.device)
+        if not device.is_host:
+            ranks = self._mesh.lend(ranks, self._call, part, tensor)
+            if not ranks:
+                return
+            on_host = device.host_memory(tensor.numel(), dtype=tensor.dtype)
+            tensor, lasting = on_host.copy_(tensor, non_blocking=True), True
+            device.event().synchronize()
+        payload = tensor.view(torch.uint8).numpy().data
         self._mesh.send(ranks, self._call, part, payload, lasting=lasting)
 
     def receive(self, sender: int, part: int, like: Tensor) -> Tensor:
@@ -331,8 +349,14 @@ class _Call:
         Raises:
             DifferentCalls: the sender's has a different size.
         """
+        self.meet(like)
         payload = self._mesh.receive(self._owner.ranks[sender], self._call, part)
         return self._tensor(payload, sender, like)
+
+    def meet(self, like: Tensor) -> None:
+        """Let others know whether they can lend memory of their GPUs to this worker's."""
+        if not device_of(like.device).is_host:
+            self._mesh.answer_offers(like)
 
     def wait_for(
         self,
@@ -350,8 +374,8 @@ class _Call:
         payload = self._mesh.checked(message, self._owner.ranks[sender], self._call)
         return self._tensor(payload, sender, like)
 
-    def _tensor(self, payload: Buffer, sender: int, like: Tensor) -> Tensor:
-        size = memoryview(payload).nbytes
+    def _tensor(self, payload: Buffer | Lent, sender: int, like: Tensor) -> Tensor:
+        size = payload.size if isinstance(payload, Lent) else memoryview(payload).nbytes
         if size != like.nbytes:
             raise DifferentCalls(
                 f"{self._call}: worker {self._owner.ranks[sender]} sends {size} bytes, but worker "
@@ -359,7 +383,9 @@ class _Call:
             )
         if not size:
             return torch.empty_like(like)
-        return torch.frombuffer(payload, dtype=torch.uint8).view(like.dtype)
+        if isinstance(payload, Lent):
+            return self._mesh.take(self._owner.ranks[sender], payload, like)
+        return torch.frombuffer(payload, dtype=torch.uint8).view(like.dtype).to(like.device)
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:
         """Send a tensor to all others. Return the tensors of all workers by rank."""

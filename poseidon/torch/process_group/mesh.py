@@ -2,6 +2,10 @@
 
     [VERSION, "Data", group, number, part, call, place] payload
     [VERSION, "Shared", ...]               as "Data": the place of the payload in memory of the host
+    [VERSION, "Lent", ...]                 as "Data": its place in memory of the sender's GPU
+    [VERSION, "Taken", number] empty       what was lent in this block is copied
+    [VERSION, "Offer"] handle              of a pattern in memory of the sender's GPU
+    [VERSION, "Reads"] problem             the pattern could be read, if empty
     [VERSION, "Failed"] sentence
     [VERSION, "Ask", number] request       of the store, to rank 0
     [VERSION, "Answer", number] answer
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -32,10 +37,12 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
+from torch import Tensor
 
 from poseidon.errors import JobError, UsageError, printable
 from poseidon.exchange.job_control import SAME_CALLS
 from poseidon.exchange.worker_links import LOOK_S, VERSION, WorkerLinks, read_header
+from poseidon.torch.process_group.lent_blocks import Lent, LentBlocks
 from poseidon.torch.process_group.shared_blocks import LEAST_BYTES, Place, SharedBlocks
 from poseidon.torch.process_group.store import Request, SharedStore, StoreTable
 from ps_server import RemoteProtocolError
@@ -43,6 +50,7 @@ from ps_server.keys import KeyPair, Keyring
 from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames
 
+LOGGER = logging.getLogger(__name__)
 Gather = Callable[[str], Sequence[str]]
 """Returns the payloads of all workers by rank; all workers call it together."""
 MessageId = tuple[int, str, int, int]
@@ -59,7 +67,7 @@ class Message(NamedTuple):
 
     call: str
     place: str
-    payload: Buffer
+    payload: Buffer | Lent
 
 
 class CollectiveCall(NamedTuple):
@@ -112,6 +120,7 @@ class Mesh:
         self.neighbours = frozenset(neighbours) | {network.rank}
         """The ranks of the workers of this host."""
         self._blocks = SharedBlocks()
+        self._lent = LentBlocks()
         self._on_failure = on_failure
         self.place: Callable[[], str] = lambda: place()[:LONGEST_PLACE]
         self.at_close = ExitStack()
@@ -123,6 +132,8 @@ class Mesh:
         self._table = StoreTable()
         self._answers: dict[int, object] = {}
         self._has_answered = False
+        self._sending: list[threading.Thread] = []
+        """That send something once it is there."""
         self._ended: set[int] = set()
         """The workers that begin no more calls."""
         self._asked = itertools.count()
@@ -183,7 +194,63 @@ class Mesh:
                 links.send(ranks, 0, frames)
         links.wake()
 
-    def receive(self, sender: int, call: CollectiveCall, part: int) -> Buffer:
+    def lends_to(self, ranks: Collection[int]) -> bool:
+        """Return whether large tensors of a GPU may pass between this worker and one of these
+        others within the GPUs of this host. No other worker has to know.
+        """
+        return not self._lent.refused and bool(self._near(ranks))
+
+    def lend(
+        self, receivers: Sequence[int], call: CollectiveCall, part: int, tensor: Tensor
+    ) -> list[int]:
+        """Send a tensor of this worker's GPU to those that can read it there, and wait until it is
+        there; return the others. Arguments as for `send`.
+        """
+        left = list(receivers)
+        if tensor.nbytes < LEAST_BYTES or not self.lends_to(receivers):
+            return left
+        self.answer_offers(tensor)
+        for rank in self._near(receivers):
+            try:
+                handle = self._lent.offer(rank, tensor)
+            except RuntimeError as error:  # torch's own errors are such
+                self._note_reader(rank, str(error).partition("\n")[0])
+                return left
+            if handle:
+                self._post([rank], ["Offer"], handle)
+        readers = self._lent.readers_of(receivers)
+        places = self._lent.put(tensor, readers) if readers else []
+        head = ["Lent", call.group, call.number, part, call.text, call.place]
+        for reader, place in zip(readers, places, strict=False):
+            self._post([reader], head, msgpack.packb(place))
+            left.remove(reader)
+        return left
+
+    def answer_offers(self, like: Tensor) -> None:
+        """Answer the workers that would lend memory of their GPUs.
+
+        Args:
+            like: a tensor of this worker's GPU.
+        """
+        for owner, problem in self._lent.answers(like):
+            self._post([owner], ["Reads"], problem.encode())
+
+    def take(self, sender: int, lent: Lent, like: Tensor) -> Tensor:
+        """Return a copy of what a worker has lent, on the device of `like`."""
+        found = self._lent.take(sender, lent, like)
+        self._post([sender], ["Taken", lent.number], b"")
+        return found
+
+    def _near(self, ranks: Collection[int]) -> list[int]:
+        return [rank for rank in ranks if rank in self.neighbours and rank != self.rank]
+
+    def _post(self, ranks: Sequence[int], header: Sequence[object], frame: Buffer) -> None:
+        links = self._connected()
+        with self._monitor:
+            links.send(ranks, 0, [msgpack.packb([VERSION, *header]), frame])
+        links.wake()
+
+    def receive(self, sender: int, call: CollectiveCall, part: int) -> Buffer | Lent:
         """Wait for a message, and return its payload. Arguments as for `send`.
 
         Raises:
@@ -228,7 +295,7 @@ class Mesh:
 
         return self._monitor.wait_for(ask, f"{call}: {otherwise}", timeout_s=call.timeout_s)
 
-    def checked(self, message: Message, sender: int, call: CollectiveCall) -> Buffer:
+    def checked(self, message: Message, sender: int, call: CollectiveCall) -> Buffer | Lent:
         """Return the payload of a message of the same call.
 
         Raises:
@@ -312,10 +379,18 @@ class Mesh:
                 f"worker {sender} sent the store an invalid request"
             ) from error
 
+    def sends(self, thread: threading.Thread) -> None:
+        """Start a thread that sends something, and waits for no other worker."""
+        self._sending = [one for one in self._sending if one.is_alive()]
+        self._sending.append(thread)
+        thread.start()
+
     def end(self) -> None:
         """Tell the others that this worker begins no more calls: those that wait for one have an
         error. It still answers for the store. Safe to call twice.
         """
+        for thread in self._sending:
+            thread.join()
         links = self._links
         if links is None or self.rank in self._ended:
             return
@@ -342,7 +417,10 @@ class Mesh:
                 limited=False,
             )
         links.flush()
-        while not (self._blocks.all_open or links.left.issuperset(self.neighbours - {self.rank})):
+        while not (
+            (self._blocks.all_open and self._lent.all_read(links.left))
+            or links.left.issuperset(self.neighbours - {self.rank})
+        ):
             with self._monitor:
                 self._monitor.check()
             time.sleep(LOOK_S)
@@ -353,6 +431,7 @@ class Mesh:
         if self._links is not None:
             self._links.close()
         self._blocks.close()
+        self._lent.close()
 
     def _connected(self) -> WorkerLinks:
         with self._connecting:  # each receive has a thread
@@ -387,6 +466,18 @@ class Mesh:
                     raise RemoteProtocolError(f"worker {sender} has sent a message twice")
                 payload = self._shared(sender, frames[1])
                 self._inbox[sender, group, number, part] = Message(call, place, payload)
+            case [_, "Lent", str(group), int(number), int(part), str(call), str(place)], 2:
+                if (sender, group, number, part) in self._inbox:
+                    raise RemoteProtocolError(f"worker {sender} has sent a message twice")
+                self._inbox[sender, group, number, part] = Message(
+                    call, place, self._lent_place(sender, frames[1])
+                )
+            case [_, "Taken", int(number)], 2:
+                self._lent.read(number, sender)
+            case [_, "Offer"], 2 if sender in self.neighbours:
+                self._lent.offered(sender, bytes(frames[1]))
+            case [_, "Reads"], 2 if sender in self.neighbours:
+                self._note_reader(sender, bytes(frames[1]).decode(errors="backslashreplace"))
             case [_, "Ask", int(number)], 2 if self.rank == 0:
                 self._answer_store(sender, number, frames[1])
             case [_, "Answer", int(number)], 2 if sender == 0:
@@ -398,6 +489,23 @@ class Mesh:
                 self._failure = self._failure or DifferentCalls(printable(sentence))
             case _:
                 raise RemoteProtocolError("a peer sent something that is not data")
+
+    def _lent_place(self, sender: int, frame: Buffer) -> Lent:
+        match msgpack.unpackb(frame) if sender in self.neighbours else None:
+            case [int(number), int(size), bytes(handle)]:
+                return Lent(number, size, handle)
+            case _:
+                raise RemoteProtocolError(f"worker {sender} lends no memory to this one")
+
+    def _note_reader(self, sender: int, problem: str) -> None:
+        if self._lent.answered(sender, problem) and self.rank == min(self.neighbours):
+            LOGGER.warning(
+                "the GPUs of this machine do not share memory (worker %d, GPU of worker %d: %s); "
+                "torch.distributed passes their tensors through the host's memory",
+                sender,
+                self.rank,
+                printable(problem),
+            )
 
     def _shared(self, sender: int, frame: Buffer) -> Buffer:
         """Return the payload of a message of this host.

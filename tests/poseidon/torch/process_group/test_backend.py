@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,7 +26,7 @@ from poseidon.torch.process_group.functions import groups_of_job
 from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
 from ps_server import StalenessTimeout
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
-from tests.support.simulated_device import SimulatedEvent, simulated_devices
+from tests.support.simulated_device import TYPE, SimulatedDevice, SimulatedEvent, simulated_devices
 
 SIZE = 3
 
@@ -375,6 +376,80 @@ def test_calls_with_tensors_of_a_gpu_return_before_the_gpu_is_done(seed: int) ->
 
     with simulated_devices(SIZE, seed) as devices, meshes(SIZE) as made:
         on_all(made, run)
+
+
+LARGE = 12_000
+"""Elements of a part that is larger than what passes through the host's memory."""
+
+
+def all_calls(group: PoseidonGroup, device: torch.device) -> list[Tensor]:
+    """Make each call with large tensors; return what it leaves, in the host's memory."""
+    rank, size = group.rank(), group.size()
+    numbers = torch.Generator().manual_seed(rank)
+    given = [torch.randn(LARGE, generator=numbers) for _ in range(size)]
+
+    def parts(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return [part.clone().to(dtype).to(device) for part in given]
+
+    def empty() -> list[Tensor]:
+        return [torch.zeros(LARGE, device=device) for _ in range(size)]
+
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for operation in (dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+            for own in (torch.cat(parts(dtype)), torch.cat(parts(dtype)).view(size, -1).t()):
+                group.allreduce([own], reduction(operation)).wait()
+                found.append(own)
+    own, gathered, scattered, exchanged = parts(), empty(), empty()[0], empty()
+    sent = parts()[0]
+    works = [
+        group.broadcast([sent], broadcast_from(1)),
+        group.allgather([gathered], [own[1]]),
+        group.reduce_scatter([scattered], [own], reduction(dist.ReduceOp.SUM)),
+        group.alltoall(exchanged, own),
+    ]
+    for work in works:
+        work.wait()
+    found += [sent, *gathered, scattered, *exchanged]
+    received, after = empty()[:2], parts()
+    works = [
+        group.recv([received[0]], (rank - 1) % size, 0),
+        group.send([after[0] + 1.0], (rank + 1) % size, 0),
+        group.send([after[1] + 2.0], (rank + 1) % size, 0),
+        group.recv([received[1]], (rank - 1) % size, 0),
+    ]
+    for work in works:
+        work.wait()
+    return [tensor.cpu().clone() for tensor in [*found, *received]]
+
+
+@pytest.mark.parametrize("hosts", [((0, 1, 2),), ((0, 1), (2,))], ids=["one host", "two hosts"])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_large_tensors_pass_between_the_gpus_of_a_host_with_the_bits_of_cpus(
+    hosts: Sequence[Sequence[int]], seed: int
+) -> None:
+    def run(mesh: Mesh, devices: Sequence[SimulatedDevice] = ()) -> list[list[Tensor]]:
+        device = torch.device(TYPE, mesh.rank) if devices else torch.device("cpu")
+        with group_of(mesh) as group:
+            found = []
+            for _ in range(3):  # patterns are read in the first
+                for one in devices[mesh.rank : mesh.rank + 1]:
+                    one.copies.clear()
+                found.append(all_calls(group, device))
+            mesh.end()
+            mesh.flush()
+            return found
+
+    with meshes(SIZE, hosts=hosts) as made:
+        on_cpus = on_all(made, run)
+    with simulated_devices(SIZE, seed) as devices, meshes(SIZE, hosts=hosts) as made:
+        on_gpus = on_all(made, lambda mesh: run(mesh, devices))
+        for rank, device in enumerate(devices):
+            near = len(next(host for host in hosts if rank in host)) - 1
+            assert (device.copies["peer"] > 0) is (near > 0)
+    for one, other in zip(on_cpus, on_gpus, strict=True):
+        for before, after in zip(one, other, strict=True):
+            assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)].count(False) == 0
 
 
 def test_a_script_does_not_wait_for_the_copy_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def test_other_collectives(numbers: int, hosts: str) -> None:
         group.all_to_all([given[rank] + other for other in range(size)], results)
         assert all(torch.equal(got, given[other] + rank) for other, got in enumerate(results))
         receive = group.receiving(own, (rank - 1) % size, 7)
-        group.send(given[rank], (rank + 1) % size, 7)
+        group.sending(given[rank], (rank + 1) % size, 7)()
         receive()
         assert torch.equal(own, given[(rank - 1) % size])
         group.barrier()
@@ -177,7 +177,7 @@ def test_a_large_payload_stays_whole_though_its_sender_writes_to_it_and_leaves()
             receive()
             assert torch.equal(own, given)
         else:
-            group.send(own, 1, 1)
+            group.sending(own, 1, 1)()
             own.zero_()
             group.barrier()
             mesh.flush()
@@ -190,7 +190,7 @@ def test_memory_of_a_worker_of_another_host_is_not_opened() -> None:
     def run(mesh: Mesh) -> int | None:
         Collectives(mesh, "0", range(2)).barrier()
         if mesh.rank:  # takes worker 0 for a neighbour, which does not take it for one
-            Collectives(mesh, "1", range(2)).send(torch.zeros(40_000), 0, 1)
+            Collectives(mesh, "1", range(2)).sending(torch.zeros(40_000), 0, 1)()
             return None
         links = mesh._links
         assert links is not None
