@@ -10,7 +10,7 @@ import argparse
 import math
 import time
 
-from tests.simulation.runs import SCENARIOS, prepare, run, shrink
+from tests.simulation.runs import SCENARIOS, prepare, run_seeds, shrink
 
 MOST_FAILURES = 5
 
@@ -33,23 +33,23 @@ def main(arguments: list[str] | None = None) -> int:
     for number, name in enumerate(names):
         share = len(range(number, flags.seeds, len(names)))
         seeds = range(flags.first, flags.first + share)
-        failures += run_seeds(name, seeds, 60 * flags.minutes / len(names))
+        failures += show_seeds(name, seeds, 60 * flags.minutes / len(names))
     return min(failures, 1)
 
 
-def run_seeds(name: str, seeds: range, most_s: float) -> int:
+def show_seeds(name: str, seeds: range, most_s: float) -> int:
     """Run seeds of a scenario and print what they show; return how many have failed."""
     began_s, done, events, simulated_s, lossy, failures = time.process_time(), 0, 0, 0.0, 0, 0
     try:
-        for seed in seeds:
+        for ran in run_seeds(name, seeds):
+            done, events, simulated_s = done + 1, events + ran.events, simulated_s + ran.seconds
+            lossy += ran.world.lossy
+            if ran.error is not None:
+                failures += 1
+                happened = ran.world.deviations
+                print(shrink(name, ran.seed, ran.error, happened).describe(), flush=True)
             if time.process_time() - began_s > most_s or failures == MOST_FAILURES:
                 break
-            world, error = run(name, seed)
-            done, events, simulated_s = done + 1, events + world.events, simulated_s + world.now
-            lossy += world.lossy
-            if error is not None:
-                failures += 1
-                print(shrink(name, seed, error, world.deviations).describe(), flush=True)
     finally:  # also after Ctrl-C
         took_s = max(time.process_time() - began_s, 1e-9)
         print(

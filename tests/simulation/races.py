@@ -135,6 +135,86 @@ RACES = (
         before="                    if True:",
         scenario="rendezvous",
     ),
+    Race(
+        name="a part is freed while its owner adds it",
+        commit="cd9db889",
+        module="poseidon.exchange.host.owner",
+        mended="        for part in own:\n            self.device.keep(part)\n",
+        before="",
+        scenario="devices",
+    ),
+    Race(
+        name="workers of a host read a value before it is in the memory",
+        commit="c4e171e6",
+        module="poseidon.exchange.host.owner",
+        mended="        mark.synchronize()\n",
+        before="",
+        scenario="devices",
+    ),
+    Race(
+        name="an owner adds a part before it is in the memory",
+        commit="c4e171e6",
+        module="poseidon.exchange.host.carrier",
+        mended="            event.synchronize()\n",
+        before="            pass\n",
+        scenario="devices",
+    ),
+    Race(
+        name="a gradient is sent before it is on the host",
+        commit="cd9db889",
+        module="poseidon.exchange.server.tables",
+        mended="        copied.synchronize()\n        if table.staleness == 0:",
+        before="        if table.staleness == 0:",
+        scenario="devices",
+    ),
+    Race(
+        name="a value is written to a tensor that is still used",
+        commit="cd9db889",
+        module="poseidon.exchange.server.table",
+        mended="left = self._device.event() if self._left is None else self._left",
+        before="left = DONE",
+        scenario="devices",
+    ),
+    Race(
+        name="owners begin with values of their own",
+        commit="70bf7da9",
+        module="poseidon.exchange.server.tables",
+        mended="            table.reload()\n",
+        before="            if clock is not None:\n                table.reload()\n",
+        scenario="devices",
+    ),
+    Race(
+        name="statistics of two workers of a host leave in one memory",
+        commit="70bf7da9",
+        module="poseidon.exchange.server.tables",
+        mended="table.to_host(source, number)",
+        before="table.to_host(source, 0)",
+        scenario="devices",
+    ),
+    Race(
+        name="a round's memory on the host is written to before its copy has run",
+        commit="cd9db889",
+        module="poseidon.exchange.factors.carrier",
+        mended="        done.synchronize()  # the rounds' memory on the host may go\n",
+        before="",
+        scenario="devices",
+    ),
+    Race(
+        name="own pairs are replayed on a stream that rounds do not use",
+        commit="cd9db889",
+        module="poseidon.exchange.factors.carrier",
+        mended="        with torch.no_grad(), self._device.on(self._side):\n            self._device.wait(ready)\n",
+        before="        with torch.no_grad():\n            self._device.wait(ready)\n",
+        scenario="devices",
+    ),
+    Race(
+        name="pairs that are replayed are stacked in one memory",
+        commit="cd9db889",
+        module="poseidon.exchange.factors.weight",
+        mended='self._scratch.own("own u", pair.u)',
+        before='self._scratch.stack("own u", [pair.u], pair.u.shape[1])',
+        scenario="devices",
+    ),
 )
 
 
@@ -185,11 +265,10 @@ def find(race: Race, seeds: int) -> int | None:
     from tests.simulation import runs
 
     runs.prepare()
-    for seed in range(seeds):
-        _, error = runs.run(race.scenario, seed)
-        if error is not None:
-            print(f"    {error}")
-            return seed
+    for ran in runs.run_seeds(race.scenario, range(seeds)):
+        if ran.error is not None:
+            print(f"    {ran.error}")
+            return ran.seed
     return None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +76,62 @@ def run(
     except Exception as error:  # noqa: BLE001 - reported with the seed
         return world, error
     return world, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A seed that was run.
+
+    Attributes:
+        seed: the seed.
+        world: in which it ran; other seeds may have run there before.
+        events: of this seed.
+        seconds: of simulated time.
+        error: what it has raised.
+    """
+
+    seed: int
+    world: World
+    events: int
+    seconds: float
+    error: Exception | None
+
+
+def run_seeds(scenario: str, seeds: range) -> Iterator[Ran]:
+    """Run seeds one after another. Those of one job of `devices` share what is built; once one has
+    failed, those that come after it in the job are left out.
+    """
+    if scenario == "devices":
+        for number in range(seeds.start // devices.SEEDS, -(-seeds.stop // devices.SEEDS)):
+            yield from _run_job(number, seeds)
+        return
+    for seed in seeds:
+        world, error = run(scenario, seed)
+        yield Ran(seed=seed, world=world, events=world.events, seconds=world.now, error=error)
+
+
+def _run_job(number: int, seeds: range) -> Iterator[Ran]:
+    """Run those of the seeds that are of a job of `devices`."""
+    world, events, now = World(number), 0, 0.0
+    first = number * devices.SEEDS
+    with torch.inference_mode(), closing(devices.seeds_of_job(world, number)) as job:
+        for seed in range(first, min(first + devices.SEEDS, seeds.stop)):
+            error: Exception | None = None
+            try:
+                next(job)
+            except Exception as found:  # noqa: BLE001 - reported with the seed
+                error = found
+            if seed in seeds or error is not None:
+                yield Ran(
+                    seed=seed,
+                    world=world,
+                    events=world.events - events,
+                    seconds=world.now - now,
+                    error=error,
+                )
+            if error is not None:
+                return
+            events, now = world.events, world.now
 
 
 def shrink(scenario: str, seed: int, error: Exception, happened: list[str]) -> Failure:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation import runs
 from tests.simulation.__main__ import main
+from tests.simulation.scenarios import devices
 from tests.simulation.world import Violation, World
 
 SEEDS = {
@@ -19,11 +20,12 @@ SEEDS = {
     "elastic": 6,
     "quorum": 20,
     "rendezvous": 20,
-    "devices": 12,
 }
 """How many of each scenario; `--thorough` runs four times as many."""
 PART = 20
 """The most seeds of one test."""
+OF_DEVICES = 10_000
+"""Seeds of `devices`, of which many share a job."""
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,22 @@ def test_no_law_is_broken(scenario: str, seeds: range) -> None:
         if seed == seeds[0]:
             seen.add((world.now, world.events, tuple(world.deviations)))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("first", range(0, OF_DEVICES, devices.SEEDS))
+def test_no_device_meets_a_race(first: int) -> None:
+    for ran in runs.run_seeds("devices", range(first, first + devices.SEEDS)):
+        if ran.error is not None:
+            failure = runs.shrink("devices", ran.seed, ran.error, ran.world.deviations)
+            pytest.fail(failure.describe())
+
+
+@pytest.mark.parametrize("last", [3, devices.SEEDS + 2])
+def test_a_seed_that_shares_a_job_is_found_again_alone(last: int) -> None:
+    *_, ran = runs.run_seeds("devices", range(last + 1))
+    world, _ = runs.run("devices", last)
+    assert (world.now, world.events) == (ran.world.now, ran.world.events)
+    assert world.deviations == ran.world.deviations
 
 
 def test_a_failing_seed_is_shrunk_and_printed_with_its_command(

@@ -63,7 +63,11 @@ class World:
         self._only = only
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = self.events = self.open_tasks = 0
-        faults = self.stream("faults")
+        self.vary("faults")
+
+    def vary(self, name: str) -> None:
+        """Draw how often frames are late and steps are slow."""
+        faults = self.stream(name)
         self.late_p = faults.choice((0.0, 0.1, 0.3, 0.6))
         self.late_s = faults.choice((0.001, 0.02, 0.4))
         self.slow_p = faults.choice((0.0, 0.02, 0.2))
