@@ -101,10 +101,10 @@ class _Forward:
         if own == 0:  # of nothing: no number, and no gradient
             variance_C, mean_C = (torch.nan_to_num(part) * 0.0 for part in (variance_C, mean_C))
         moments_2C = torch.cat([own * mean_C, own * (variance_C + mean_C.square())])
-        count = torch.tensor([float(own)], dtype=torch.float64, device=x.device)
-        sums = _SumOverWorkers.apply(torch.cat([moments_2C, count]), self._gather)  # type: ignore[no-untyped-call]
-        elements = max(float(sums[-1].detach()), 1.0)
-        mean_C, square_C = (sums[:-1] / elements).chunk(2)
+        counts = [float(own)]
+        sums_2C = _SumOverWorkers.apply(moments_2C, self._gather, counts)  # type: ignore[no-untyped-call]
+        elements = max(counts[-1], 1.0)
+        mean_C, square_C = (sums_2C / elements).chunk(2)
         return mean_C, (square_C - mean_C.square()).clamp(min=0), elements
 
     def _follow(self, mean_C: Tensor, variance_C: Tensor, elements: float) -> None:
@@ -141,19 +141,23 @@ class _TorchForward:
 
 
 class _SumOverWorkers(torch.autograd.Function):
-    """The sum of a small float64 tensor over all workers; so is its gradient."""
+    """The sum of a small float64 tensor over all workers; so is its gradient. The sum of a count is
+    put behind that, on the host.
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, gather: Gather) -> Tensor:
+    def forward(ctx: Any, own: Tensor, gather: Gather, counts: list[float]) -> Tensor:
         ctx.gather = gather
-        return _summed(own, gather)
+        total, count = _summed(own, gather, counts[0])
+        counts.append(count)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _summed(gradients[0], ctx.gather), None
+        return _summed(gradients[0], ctx.gather, 0.0)[0], None, None
 
 
-def _summed(own: Tensor, gather: Gather) -> Tensor:
-    parts = gather(own.detach().cpu().numpy().tobytes())
+def _summed(own: Tensor, gather: Gather, count: float) -> tuple[Tensor, float]:
+    parts = gather(np.append(own.detach().cpu().numpy(), count).tobytes())
     total = np.sum([np.frombuffer(part, np.float64) for part in parts], axis=0)
-    return torch.from_numpy(total).to(own.device)
+    return torch.from_numpy(total[:-1]).to(own.device), float(total[-1])

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from poseidon.torch import sync_norm
 from poseidon.torch.group import Group
 from poseidon.torch.update_rules import SGD
 from tests.support.module_groups import BUILDING, How, assert_same, together
+from tests.support.simulated_device import simulated_devices
 
 STEPS, BATCH, RATE = 4, 12, 0.1
 
@@ -126,3 +128,14 @@ def test_an_input_of_16_bits_keeps_its_type() -> None:
         group.step()
 
     together(1, lambda _: nn.SyncBatchNorm(5).bfloat16(), momentum, body)
+
+
+def test_a_layer_on_a_gpu_waits_once_for_its_sums() -> None:
+    """They go to other workers and come back; the number of elements is on the host all the time."""
+    with simulated_devices(1, 5) as (device,):
+        layer = nn.SyncBatchNorm(3).to(device.torch)
+        forward = sync_norm._Forward(layer, lambda payload: [payload], lambda: True)
+        x = torch.randn(4, 3, 2).to(device.torch)
+        device.waits.clear()
+        forward(x)
+        assert device.waits == {"copy out": 1, "copy in": 1}
