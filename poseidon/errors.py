@@ -142,6 +142,11 @@ def printable(text: str) -> str:
             c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
             for c in joined(text)
         )
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Return a text without the middle of a long one."""
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
 
@@ -202,9 +207,9 @@ def shared_memory_full(error: BaseException) -> str | None:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the text of an error on one line."""
-    text = " ".join(line.strip() for line in str(error).splitlines())
-    return f"{type(error).__name__}: {text}"
+    """Return the type and the text of an error on one line, the middle of a long one left out."""
+    text = shortened(" ".join(line.strip() for line in str(error).splitlines()))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def counted(number: int, noun: str) -> str:

@@ -17,6 +17,7 @@ from poseidon.errors import (
     PoseidonError,
     SnapshotError,
     counted,
+    described,
     limit_reached,
     nearest,
     out_of_memory,
@@ -73,6 +74,12 @@ def test_a_long_name_is_cut(kind: type[PoseidonError]) -> None:
     said = str(kind("layer '" + "x" * 10**6 + "' is wrong"))
     assert len(said) < 1010
     assert said.startswith("layer 'xxx") and said.endswith("xxx' is wrong")
+
+
+def test_an_error_of_a_script_is_described_in_a_line() -> None:
+    assert described(ValueError("odd\n  batch")) == "ValueError: odd batch"
+    assert described(AssertionError()) == "AssertionError"
+    assert len(described(ValueError("x" * 100_000))) < 1100
 
 
 def test_a_definitions_place_is_kept() -> None:
