@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
 from math import gcd
 
 from poseidon.cluster.machinefile import Host, HostRole, has_remote_hosts
 from poseidon.errors import UsageError, counted
+from ps_server.protocol.seats import Seat, Seats
 
 
 class Role(Enum):
@@ -54,15 +54,13 @@ class WorkerPlan:
     Attributes:
         rank: 0..W-1 over the whole job.
         host: the one it runs on.
-        position: the number of that machine among those that work, 0, 1, ...
-        local_rank: 0..(workers of that host)-1.
+        seat: its place among the machines that work, and on its own.
         device: `cpu` or `cuda:<n>`.
     """
 
     rank: int
     host: Host
-    position: int
-    local_rank: int
+    seat: Seat
     device: str
 
     @property
@@ -136,7 +134,7 @@ class JobPlan:
     @property
     def workers_by_host(self) -> tuple[int, ...]:
         """The number of workers of each machine that works, by position."""
-        return tuple(Counter(worker.position for worker in self.workers).values())
+        return tuple(Counter(worker.seat.host for worker in self.workers).values())
 
     def workers_on(self, host: Host) -> int:
         """Return the number of workers of a machine."""
@@ -190,17 +188,11 @@ def plan_job(
         raise UsageError(f"--shards must be from 1 to 1024, not {channels}")
     working = [host for host in hosts if host.works]
     devices = [_devices_of(host, tuple(devices_per_host)) for host in working]
-    firsts = accumulate(map(len, devices[:-1]), initial=0)
+    places = [(host, device) for host, own in zip(working, devices, strict=True) for device in own]
+    seats = Seats([len(own) for own in devices])
     workers = tuple(
-        WorkerPlan(
-            rank=first + local_rank,
-            host=host,
-            position=position,
-            local_rank=local_rank,
-            device=device,
-        )
-        for position, (host, first) in enumerate(zip(working, firsts, strict=True))
-        for local_rank, device in enumerate(devices[position])
+        WorkerPlan(rank=rank, host=host, seat=seats.of(rank), device=device)
+        for rank, (host, device) in enumerate(places)
     )
     shards = _plan_shards(hosts, channels) if with_server else ()
     if with_server and len(working) > 1 and not shards:

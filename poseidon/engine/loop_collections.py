@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from poseidon.base.call_names import DISTRIBUTE, LEAVING, STEP
 from poseidon.engine.session import LoopPosition, TrainingSession
-from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP
 from poseidon.errors import UsageError, described
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
 from ps_server import PeerLeft, PeerLost

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from poseidon.base.call_names import OF_TORCH
 from poseidon.engine.logged_values import Value, check
 from poseidon.engine.memory import ScriptMemory, StartEnded
 from poseidon.engine.random_streams import RandomStreams
@@ -47,15 +48,10 @@ class ThisWorker:
 
 
 LOGGER = logging.getLogger(__name__)
-DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
-VALUES = "values"
-"""Names of calls: the beginning, the end of an iteration, the wait for its means, the end of a
-group's `with` block, and a use of values that may wait for those after the last iteration.
-"""
 LEAVE_S = 30.0
 """Longest wait for the other workers of a host where an exception has ended a `with` block."""
-OF_NO_LOOP, OF_TORCH = -1, "torch.distributed."
-"""The number of calls of torch.distributed beside those of loops, and how their names begin."""
+OF_NO_LOOP = -1
+"""The number of calls of torch.distributed beside those of loops."""
 
 
 class Loop(Protocol):

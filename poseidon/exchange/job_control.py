@@ -284,12 +284,16 @@ class LinksDelivery(Delivery):
     def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         (number,) = fields
         if number < self._came[sender]:
-            raise RemoteProtocolError(f"worker {sender} contributes to a collection out of turn")
+            raise RemoteProtocolError(
+                f"{self._peers.names([sender])} contributes to a collection out of turn"
+            )
         self._came[sender] = number + 1  # in between are those for others
         self._payloads.setdefault(number, {})[sender] = bytes(payload)
 
     def _note_request(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         kind, clock = fields
         if sender or kind not in KINDS:
-            raise RemoteProtocolError(f"worker {sender} sends a request that it may not send")
+            raise RemoteProtocolError(
+                f"{self._peers.names([sender])} sends a request that it may not send"
+            )
         self._requests += (Signal(SignalKind(kind), clock),)

@@ -156,7 +156,7 @@ class Peers(Generic[L]):
 
         def take(sender: int, fields: Sequence[int], payload: Buffer) -> None:
             if sender not in self._places:
-                raise RemoteProtocolError(f"worker {sender} has no part in these sums")
+                raise RemoteProtocolError(f"{self._network.name(sender)} has no part in these sums")
             receive(self._places[sender], fields, payload)
 
         self._receivers[kind + self._suffix] = numbers, take
@@ -210,12 +210,11 @@ class Peers(Generic[L]):
             case [_, str(kind), *numbers], [payload, *end] if kind in self._receivers:
                 expected, receive = self._receivers[kind]
                 fields = [number for number in numbers if type(number) is int]
+                sends = f"{self._network.name(sender)} sends a {kind}"
                 if len(fields) != len(numbers) or expected not in (None, len(fields)):
-                    raise RemoteProtocolError(f"worker {sender} sends a {kind} with wrong fields")
+                    raise RemoteProtocolError(f"{sends} with wrong fields")
                 if len(end) > 1 or any(map(len, end)):
-                    raise RemoteProtocolError(
-                        f"worker {sender} sends a {kind} with too many frames"
-                    )
+                    raise RemoteProtocolError(f"{sends} with too many frames")
                 receive(sender, fields, payload)
             case _:
                 raise RemoteProtocolError("a peer sent something that is not a message of a worker")

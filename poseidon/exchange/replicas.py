@@ -213,12 +213,14 @@ NO_CHECK = ExchangeOptions(check_replicas=0)
 class ReplicaCheck:
     """Compares the replicas of a job.
 
-    With `--on_divergence=mend` those that differ get the values of worker 0.
+    With `--on_divergence=mend` those that differ get the values of the first worker.
 
     Args:
         options: how often, and what a difference does.
         state: returns what is equal on all replicas, by name: live tensors.
-        collect: `JobControl.all_gather`.
+        collect: returns the payloads of all that are compared; all of them call it together.
+        rank: of this worker in the job.
+        ranks: of those that are compared.
         start: the iteration at which all replicas were made equal.
         remedy: what a user may do about a difference; empty: what fits a snapshot, or the first
             iteration of `poseidon.distribute`.
@@ -231,6 +233,7 @@ class ReplicaCheck:
         state: Callable[[], Mapping[str, Tensor]],
         collect: Callable[[bytes], Sequence[bytes]],
         rank: int,
+        ranks: Sequence[int],
         start: int = 0,
         remedy: str = "",
     ) -> None:
@@ -238,7 +241,7 @@ class ReplicaCheck:
         self._remedy = remedy
         self._state = state
         self._collect = collect
-        self._rank = rank
+        self.ranks, self._place = ranks, ranks.index(rank)
         self._equal_at = start
         self._has_run = False
 
@@ -274,7 +277,11 @@ class ReplicaCheck:
         own = checksums(state) if own is None else own
         everyone = [json.loads(payload) for payload in self._collect(json.dumps(own).encode())]
         unequal = {
-            name: [rank for rank, one in enumerate(everyone) if one.get(name, root) != root]
+            name: [
+                rank
+                for rank, one in zip(self.ranks, everyone, strict=True)
+                if one.get(name, root) != root
+            ]
             for name, root in everyone[0].items()
         }
         unequal = {name: ranks for name, ranks in unequal.items() if ranks}
@@ -287,8 +294,8 @@ class ReplicaCheck:
                 raise JobError(f"{message} {remedy}, or use --on_divergence=mend.")
             for name in unequal:
                 self._take_values(state.get(name))
-            if self._rank == 0:
-                LOGGER.warning("%s They now have the values of worker 0.", message)
+            if self._place == 0:
+                LOGGER.warning("%s They now have the values of worker %d.", message, self.ranks[0])
         self._equal_at = iteration
 
     def _message(self, unequal: Mapping[str, list[int]], iteration: int) -> str:
@@ -298,18 +305,18 @@ class ReplicaCheck:
         ranks = sorted({rank for found in unequal.values() for rank in found})
         return (
             f"the replicas differ: {tensors} on {_workers(ranks)} "
-            f"{'is' if len(names) == 1 else 'are'} not as on worker 0 "
+            f"{'is' if len(names) == 1 else 'are'} not as on worker {self.ranks[0]} "
             f"after iteration {iteration} (equal after iteration {self._equal_at})."
         )
 
     def _take_values(self, tensor: Tensor | None) -> None:
-        """Copy worker 0's tensor to all workers.
+        """Copy the first worker's tensor to all workers.
 
         A worker without the tensor takes part in the collections only.
         """
-        own = None if tensor is None or self._rank else _bytes_of(tensor).numpy().tobytes()
-        received = broadcast_bytes(own, self._collect, rank=self._rank)
-        if tensor is not None and received and self._rank:
+        own = None if tensor is None or self._place else _bytes_of(tensor).numpy().tobytes()
+        received = broadcast_bytes(own, self._collect, rank=self._place)
+        if tensor is not None and received and self._place:
             values = torch.frombuffer(bytearray(received), dtype=tensor.dtype)
             tensor.detach().copy_(values.view(tensor.shape))
 

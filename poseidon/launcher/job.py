@@ -398,7 +398,7 @@ class Job(ABC):
     def worker_document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
         """Return the part of a worker's document that every job has."""
         plan = self.plan
-        alone = plan.workers_on(role.host) == 1
+        alone = role.seat.local_workers == 1
         by_host = plan.workers_by_host
         sources = self.site.sources(role.host)
         return TrainingDocument(
@@ -468,7 +468,7 @@ class Job(ABC):
 
 
 def _seat(worker: WorkerPlan) -> tuple[int, int]:
-    return worker.host.id, worker.local_rank
+    return worker.host.id, worker.seat.local_rank
 
 
 def other_iteration(newest: StartingPoint, result: JobResult) -> str:

@@ -146,7 +146,7 @@ def worker_spec(
         document.to_json(),
         document.kind,
     )
-    return replace(spec, slot=role.local_rank, own_stdout=own_stdout, own_stdin=own_stdin)
+    return replace(spec, slot=role.seat.local_rank, own_stdout=own_stdout, own_stdin=own_stdin)
 
 
 def imports_of(kind: WorkKind) -> tuple[str, ...]:

@@ -219,5 +219,5 @@ def _place(spec: ProcessSpec) -> _Place:
 
 
 def _place_of(role: WorkerPlan | ShardPlan) -> _Place:
-    number = role.channel if isinstance(role, ShardPlan) else role.local_rank
+    number = role.channel if isinstance(role, ShardPlan) else role.seat.local_rank
     return role.host.id, role.process.role, number

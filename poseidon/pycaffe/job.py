@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from poseidon.base.call_names import STEP
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.state import restore, state_of
@@ -23,7 +24,7 @@ from poseidon.engine.loop_table import Act, Applies, LoopEvent
 from poseidon.engine.packed import packed
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree
-from poseidon.engine.worker_context import STEP, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.broadcast import broadcast_parameters

@@ -493,14 +493,7 @@ class AdamSolver(Solver):
     KIND = RuleKind.ADAM
 
 
-_CLASSES: dict[RuleKind, type[Solver]] = {
-    RuleKind.SGD: SGDSolver,
-    RuleKind.NESTEROV: NesterovSolver,
-    RuleKind.ADAGRAD: AdaGradSolver,
-    RuleKind.RMSPROP: RMSPropSolver,
-    RuleKind.ADADELTA: AdaDeltaSolver,
-    RuleKind.ADAM: AdamSolver,
-}
+_CLASSES = {kind.KIND: kind for kind in Solver.__subclasses__()}
 
 
 def get_solver(solver_file: str | os.PathLike[str]) -> Solver:

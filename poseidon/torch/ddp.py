@@ -96,6 +96,7 @@ class BucketReducer(MeanReducer):
             context.member.options,
             collect=self._collect,
             rank=context.worker.rank,
+            ranks=range(context.worker.size),
         )
         self._means: list[Tensor] = []
         module.register_forward_pre_hook(OfOneModule(self._before_forward))

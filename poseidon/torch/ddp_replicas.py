@@ -41,7 +41,7 @@ class DdpReplicas:
     Args:
         weights: by name: what is equal on all of them.
         options: how often they are compared, and what a difference does.
-        collect: returns the payloads of all workers by rank; all call it together.
+        collect, rank, ranks: see `ReplicaCheck`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class DdpReplicas:
         *,
         collect: Callable[[bytes], Sequence[bytes]],
         rank: int,
+        ranks: Sequence[int],
     ) -> None:
         self._module = module
         self._options = options
@@ -63,6 +64,7 @@ class DdpReplicas:
             state=self._own,
             collect=collect,
             rank=rank,
+            ranks=ranks,
             remedy="Change weights, set rates and load the optimizer's state on all workers alike, "
             "use --check_replicas=0 where weights differ on purpose",
         )
@@ -128,7 +130,8 @@ class ComparedModule:
             reduced_parameters(module),
             options,
             collect=self._collect,
-            rank=torch.distributed.get_rank(self._group),
+            rank=torch.distributed.get_rank(),
+            ranks=torch.distributed.get_process_group_ranks(self._group),
         )
         self._steps = 0
         self._factor = 1.0

@@ -102,7 +102,8 @@ class ShardReducer(MeanReducer):
             {name: local_of(parameter) for name, parameter in own.items()},
             member.options,
             collect=self._collect_plane,
-            rank=member.host,
+            rank=member.network.rank,
+            ranks=member.plane_ranks,
         )
         self._open(self._context, tensors, module, shards=planes)
 

@@ -27,20 +27,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from poseidon.base.call_names import DISTRIBUTE, LEAVING, MEANS, STEP, VALUES
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import Act, LoopEvent, State
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.state_tree import StateTree
-from poseidon.engine.worker_context import (
-    DISTRIBUTE,
-    LEAVING,
-    MEANS,
-    STEP,
-    VALUES,
-    WorkerContext,
-)
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, is_sharded
 from poseidon.exchange.broadcast import Gather
@@ -58,6 +52,7 @@ from poseidon.torch.reads import Reads
 from poseidon.torch.shards import bring_shards, views_of_fsdp
 from poseidon.torch.tables.group import TableGroup
 from poseidon.torch.tables.link import Callbacks
+from poseidon.torch.tensors import GroupPlan
 from poseidon.torch.updates.update import Update
 from poseidon.torch.weights import BatchWeights
 from ps_server import ServerError
@@ -81,7 +76,7 @@ class GroupLoop:
         self.module = uncompiled(module)
         self.context = context
         self.update = update
-        self.plan = plan = update.plan
+        plan = update.plan
         worker, member, options = context.worker, context.member, context.member.options
         self.streams = RandomStreams(member.own, None, worker.device, divided=False)
         context.report(LoopPosition(collection=DISTRIBUTE))
@@ -112,13 +107,16 @@ class GroupLoop:
             plane=member.plane_ranks if plan.shards else (),
         )
         self.weights = BatchWeights(self.tree.count)
+        compared: Sequence[int] = range(worker.size)
         if plan.shards:  # a part of one plane cannot be mended by all workers together
             options = replace(options, on_divergence=OnDivergence.STOP)
+            compared = member.plane_ranks
         self.check = ReplicaCheck(
             options if worker.size > 1 else NO_CHECK,
             state=update.replicated,
             collect=self._gather_replicas,
             rank=worker.rank,
+            ranks=compared,
         )
         try:
             self._open(module)
@@ -129,8 +127,11 @@ class GroupLoop:
     def _gather_replicas(self, payload: bytes) -> Sequence[bytes]:
         """Return the payloads of the workers that are to have the same tensors."""
         payloads = self.collections.gather(payload)
-        ranks = self.context.member.plane_ranks
-        return [payloads[rank] for rank in ranks] if self.plan.shards else payloads
+        return [payloads[rank] for rank in self.check.ranks]
+
+    @property
+    def plan(self) -> GroupPlan:
+        return self.update.plan
 
     @property
     def exchange(self) -> Exchange:

@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poseidon.base.call_names import DISTRIBUTE
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.random_streams import RandomStreams, script_seed
-from poseidon.engine.worker_context import DISTRIBUTE, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import Gather, broadcast_parameters
 from poseidon.torch.tensors import RUNNING

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from poseidon.base.call_names import STEP
 from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
 from poseidon.engine.session import TrainingSession
-from poseidon.engine.worker_context import STEP, Observed, WorkerContext
+from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange

@@ -52,7 +52,6 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import OnNan, TrainRequest
 from poseidon.launcher.site import FileSet, Site
 from ps_server.json_fields import fields_of
-from ps_server.protocol.seats import seats_of
 
 _PATHS = ("source", "mean_file")
 _SHARED = "shared_file_system"
@@ -112,7 +111,9 @@ class TrainingJob(Job):
         for them.
         """
         local = self.site.opens_files_here
-        contexts = [self._context(worker) for worker in self.plan.workers if worker.local_rank == 0]
+        contexts = [
+            self._context(worker) for worker in self.plan.workers if worker.seat.local_rank == 0
+        ]
         alike = not local or self.shares_data()
         params = check_layers(
             self._solver, contexts[:1] if alike else contexts, files_are_here=local
@@ -139,7 +140,7 @@ class TrainingJob(Job):
             seed=self._seed,
             rank=self.virtual_workers.of(role.rank).start,
             workers=self.virtual_workers.count,
-            seat=seats_of(self.plan.workers_by_host, self.plan.worker_count).of(role.rank),
+            seat=role.seat,
         )
 
     def usual_virtual_workers(self, plan: JobPlan) -> int:
@@ -226,7 +227,7 @@ class TrainingJob(Job):
         if not workers:
             return needs
         files = needed_files(
-            self._solver, client=workers[0].position, clients=self.plan.working_hosts
+            self._solver, client=workers[0].seat.host, clients=self.plan.working_hosts
         )
         needs = replace(needs, files=files, modules=self.request.imports)
         if workers[0].rank != 0 and not self.elastic:

@@ -201,6 +201,7 @@ class Trainer:
             state=self._state.replicated,
             collect=self._exchange.control.all_gather,
             rank=self._replica.context.rank,
+            ranks=range(self._replica.context.workers),
             start=self.iteration,
         )
         for tester in self._testers:

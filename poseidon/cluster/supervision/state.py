@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from poseidon.base.call_names import DISTRIBUTE, LEAVING, MEANS, OF_TORCH, STEP, VALUES
 from poseidon.cluster.events import Event, Paused, ReportedPosition
 from poseidon.cluster.job_plan import ProcessName
 
@@ -286,18 +287,9 @@ class PauseState:
     due: bool = True
 
 
-DISTRIBUTE, STEP, MEANS, LEAVING = "distribute", "step", "means", "close"
-VALUES = "values"
-"""Values of `ReportedPosition.collection`: a worker waits until all have joined; it ends a step; it
-waits for the means of the step that it has ended; it waits at the end of its `with` block; it uses
-values, and waits for them until all have ended the steps of that module that it has.
-"""
 ENDING = (STEP, MEANS)
 OF_STEPS = ("", VALUES, *ENDING)
 """Those in which no collection is begun."""
-
-OF_TORCH = "torch.distributed."
-"""How the names of calls begin that loops do not make."""
 
 
 class LoopPositions:

@@ -304,7 +304,8 @@ class Sums:
         lent = None if size else self._memory.opened.get(sender)
         is_there = size == bytes_in if lent is None else (node or 0) in range(len(lent.copies))
         if not (bytes_in and is_there):
-            raise RemoteProtocolError(f"worker {sender} sends {size} bytes for bucket {bucket}")
+            name = self._peers.names([sender])
+            raise RemoteProtocolError(f"{name} sends {size} bytes for bucket {bucket}")
         if number >= self._first_round:
             self._bytes_in[bucket] += bytes_in
         if lent is not None:

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poseidon.base.call_names import STEP
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.loop_table import Applies, LoopEvent
 from poseidon.engine.packed import mapped, on_host
-from poseidon.engine.worker_context import STEP, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.exchange.options import ExchangeOptions

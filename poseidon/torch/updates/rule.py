@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 
+from poseidon.base.call_names import STEP
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
 from poseidon.engine.loop_table import Applies, LoopEvent, State
-from poseidon.engine.worker_context import STEP, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.torch.group_loop import GroupLoop

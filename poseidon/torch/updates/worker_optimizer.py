@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poseidon.base.call_names import STEP
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
 from poseidon.engine.loop_table import Applies, LoopEvent, State
 from poseidon.engine.packed import on_host
-from poseidon.engine.worker_context import STEP, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import like_shard, local_of
 from poseidon.torch.group_loop import GroupLoop

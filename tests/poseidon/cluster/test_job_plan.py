@@ -70,7 +70,7 @@ def test_devices_of_the_machinefile(
     plan = plan_job(hosts, devices_per_host=usual, channels=1)
     assert plan.workers_by_host == tuple(map(len, devices))
     assert [plan.workers_on(host) for host in hosts] == list(map(len, devices))
-    assert [(w.rank, w.position, w.local_rank, w.device) for w in plan.workers] == [
+    assert [(w.rank, *w.seat[:2], w.device) for w in plan.workers] == [
         (sum(map(len, devices[:position])) + local_rank, position, local_rank, device)
         for position, own in enumerate(devices)
         for local_rank, device in enumerate(own)
@@ -124,7 +124,7 @@ def test_roles(
 ) -> None:
     plan = plan_job(machines(roles), devices_per_host=("cpu",), channels=1)
     assert tuple(worker.host.id for worker in plan.workers) == works
-    assert tuple(worker.position for worker in plan.workers) == tuple(range(len(works)))
+    assert tuple(worker.seat.host for worker in plan.workers) == tuple(range(len(works)))
     assert tuple(shard.host.id for shard in plan.shards) == serves
     assert [shard.index for shard in plan.shards] == list(range(len(serves)))
     assert (plan.homes, plan.loads) == (homes, loads)
@@ -136,7 +136,7 @@ def test_each_shard_of_a_machine_carries_its_part() -> None:
     plan = plan_job(machines("bbbs"), devices_per_host=("cpu", "cpu"), channels=2)
     assert plan.homes == (0, 0, 1, 1, 2, 2, -1, -1)
     assert plan.loads == (1, 1, 1, 1, 1, 1, 2, 2)
-    assert [worker.position for worker in plan.workers] == [0, 0, 1, 1, 2, 2]
+    assert [worker.seat.host for worker in plan.workers] == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_job_without_server_may_have_workers_only() -> None:

@@ -159,7 +159,9 @@ class Collection:
 
 
 def compare(states: Sequence[Mapping[str, torch.Tensor]], *, mends: bool) -> list[str]:
-    """Check once, one thread a worker; what each raised, empty for nothing."""
+    """Check once, one thread a worker of a plane: workers 1, 3, 5 of the job. Return what each
+    raised, empty for nothing.
+    """
     collection, said = Collection(len(states)), [""] * len(states)
 
     def work(rank: int) -> None:
@@ -169,7 +171,8 @@ def compare(states: Sequence[Mapping[str, torch.Tensor]], *, mends: bool) -> lis
             ),
             state=lambda: states[rank],
             collect=lambda payload: collection.collect(rank, payload),
-            rank=rank,
+            rank=2 * rank + 1,
+            ranks=range(1, 2 * len(states), 2),
             start=20,
         )
         try:
@@ -212,8 +215,8 @@ def test_a_difference_is_named_on_all_workers(monkeypatch: pytest.MonkeyPatch) -
     said = compare(three(monkeypatch), mends=False)
     assert len(set(said)) == 1
     assert said[0] == (
-        "the replicas differ: 'fc.weight', 'fc.weight, history 0' on workers 1 and 2 are not as "
-        "on worker 0 after "
+        "the replicas differ: 'fc.weight', 'fc.weight, history 0' on workers 3 and 5 are not as "
+        "on worker 1 after "
         "iteration 30 (equal after iteration 20). Resume from an earlier snapshot, or use "
         "--on_divergence=mend."
     )
@@ -227,7 +230,7 @@ def test_a_difference_is_mended_from_worker_0(
     for state in states:
         for name, tensor in state.items():
             assert torch.equal(tensor, states[0][name])
-    assert caplog.text.count("They now have the values of worker 0.") == 1
+    assert caplog.text.count("They now have the values of worker 1.") == 1
 
 
 def test_when_it_is_due() -> None:
@@ -236,6 +239,7 @@ def test_when_it_is_due() -> None:
         state=dict,
         collect=lambda payload: [payload],
         rank=0,
+        ranks=range(1),
         start=20,
     )
     assert [iteration for iteration in range(20, 45) if check.is_due(iteration)] == [30, 40]

@@ -63,7 +63,14 @@ def run(
 
         given: Any = modules[rank]
         own = ExchangeOptions(**options)
-        replicas = DdpReplicas(given, reduced_parameters(given), own, collect=collect, rank=rank)
+        replicas = DdpReplicas(
+            given,
+            reduced_parameters(given),
+            own,
+            collect=collect,
+            rank=rank,
+            ranks=range(len(modules)),
+        )
         try:
             for step in steps:
                 change(rank, modules[rank])
@@ -151,6 +158,7 @@ def trained(mesh: Mesh, others: Callable[[bytes], bytes], steps: int) -> Distrib
             owner = hook._hook.__self__  # type: ignore[attr-defined]
             if isinstance(owner, DdpReplicas):
                 owner._check._collect = lambda own: [own, others(own)]
+                owner._check.ranks = range(2)
         for _ in range(steps):
             module(torch.ones(1, 2)).sum().backward()
         return copy.deepcopy(module)
