@@ -15,7 +15,7 @@ TWO = (Host(id=0, address="10.0.0.7", port=9999), Host(id=1, address="fd00::8", 
 
 def test_one_worker_per_device_and_channels_shards_per_client() -> None:
     plan = plan_job(TWO, devices_per_host=("cuda:0", "cuda:1"), channels=2)
-    assert [(w.rank, w.host.id, w.local_rank, w.device) for w in plan.workers] == [
+    assert [(w.rank, w.host.id, w.seat.local_rank, w.device) for w in plan.workers] == [
         (0, 0, 0, "cuda:0"),
         (1, 0, 1, "cuda:1"),
         (2, 1, 0, "cuda:0"),
