@@ -45,3 +45,9 @@ def test_softsign_in_place_has_no_gradient() -> None:
     op = core.CreateOperator("Softsign", ["x"], ["x"])
     with pytest.raises(Exception, match="Softsign in place has no gradient"):
         core.GradientRegistry.GetBackwardPass([op], {"x": "x_grad"})
+
+
+def test_the_last_dimension_is_halved_by_a_gate() -> None:
+    x = numbers(2, 4)
+    (y,) = run("Glu", [x])
+    np.testing.assert_allclose(y, x[:, :2] / (1 + np.exp(-x[:, 2:])), rtol=1e-5)

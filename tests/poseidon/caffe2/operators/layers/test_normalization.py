@@ -47,3 +47,11 @@ def test_an_empty_batch_keeps_the_running_statistics() -> None:
         found = run("SpatialBNGradient", [x, SCALE, x, MEAN, VARIANCE, *sums], 3)
         for value, wanted in zip(found, [x, 0 * MEAN, 0 * MEAN], strict=True):
             np.testing.assert_array_equal(value, wanted)
+
+
+def test_the_recorded_cases_give_epsilon_and_its_default_is_small() -> None:
+    x = 0.01 * numbers(4, 3, 2, 3)
+    y = run("SpatialBN", [x, SCALE, BIAS, MEAN, VARIANCE], 5, {1: 3, 2: 4}, is_test=0)[0]
+    mean, variance = (of((0, 2, 3), keepdims=True) for of in (x.mean, x.var))
+    wanted = (x - mean) / np.sqrt(variance + 1e-5) * SCALE[:, None, None] + BIAS[:, None, None]
+    np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)

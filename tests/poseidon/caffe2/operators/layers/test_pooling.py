@@ -30,3 +30,9 @@ def test_all_equal_maxima_get_the_gradient() -> None:
 
 def test_the_numbers_of_a_norm() -> None:
     assert_gradients("LpPool", [numbers(1, 1, 4, 4)], [0], kernel=2, p=3.0)
+
+
+def test_a_norm_is_of_the_power_2_by_default() -> None:
+    x = numbers(1, 1, 4, 4)
+    (y,) = run("LpPool", [x], kernel=4)
+    np.testing.assert_allclose(y.item(), np.sqrt((x * x).sum()), rtol=1e-5)
