@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import numbers, run
+from tests.support.caffe2_operators import assert_gradients, numbers, run
 
 SCALE, BIAS, MEAN = (numbers(3, seed=seed) for seed in (0, 1, 2))
 VARIANCE = np.abs(numbers(3, seed=3))
@@ -55,3 +55,4 @@ def test_the_recorded_cases_give_epsilon_and_its_default_is_small() -> None:
     mean, variance = (of((0, 2, 3), keepdims=True) for of in (x.mean, x.var))
     wanted = (x - mean) / np.sqrt(variance + 1e-5) * SCALE[:, None, None] + BIAS[:, None, None]
     np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)
+    assert_gradients("SpatialBN", [x, SCALE, BIAS, MEAN, VARIANCE], [0, 1, 2], is_test=1)
