@@ -83,10 +83,12 @@ class SumsMemory:
         self._peers.links.wake()
 
     def close(self) -> None:
-        """Lend it to no more workers. Called under the monitor; safe to call twice."""
+        """Let go of all memory, once nothing is added any more. Safe to call twice."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
+        self.own = Views(torch.empty(0), ())
+        self.opened.clear()
 
     def _nodes(self, worker: int) -> int:
         return max(1, len(self._workers.nodes(worker)))

@@ -239,8 +239,11 @@ class Sums:
         with self._peers.monitor:
             self._closing = True
             self._peers.monitor.notify()
-            self._memory.close()
         join_within(self._thread, self._peers.timeout_s)
+        with self._peers.monitor:
+            self._work.clear()
+            self._trees.clear()
+            self._memory.close()
 
     def _run(self) -> None:
         prepare_thread()

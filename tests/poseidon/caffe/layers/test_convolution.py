@@ -65,7 +65,10 @@ def test_a_hole_is_a_dilation(kind: str, body: str) -> None:
 
 WINDOWS = {
     "2d": ((2, 4, 9, 7), "kernel_size: 3 stride: 2 pad: 1"),
-    "rectangle": ((2, 4, 9, 7), "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_w: 1"),
+    "rectangle": (
+        (2, 4, 9, 7),
+        "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_h: 1 pad_w: 2",
+    ),
     "dilated": ((1, 4, 9, 9), "kernel_size: 3 dilation: 2"),
     "grouped": ((2, 4, 5, 5), "kernel_size: 3 group: 2"),
     "1d": ((2, 4, 9), "kernel_size: 3 stride: 2"),

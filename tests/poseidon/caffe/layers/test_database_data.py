@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from PIL import Image
 
 from poseidon.caffe.data.boxes import Box, Object
 from poseidon.caffe.data.cursor import write_database
@@ -126,6 +128,21 @@ def test_a_net_that_fails_to_compile_lets_go_of_its_database(tmp_path: Path) -> 
             rest='} layer { name: "r" type: "InnerProduct" bottom: "data" top: "y"',
         )
     net(tmp_path, "batch_size: 2").close()
+
+
+@pytest.mark.parametrize(("flag", "channels"), [("", 1), ("force_encoded_color: true", 3)])
+def test_gray_images_become_color_with_force_encoded_color(
+    tmp_path: Path, flag: str, channels: int
+) -> None:
+    picture = io.BytesIO()
+    Image.fromarray(np.full((3, 4), 7, np.uint8)).save(picture, "PNG")
+    with write_database(tmp_path / "db", Backend.LMDB) as writer:
+        writer.put(b"0", Datum(data=picture.getvalue(), encoded=True, label=1).SerializeToString())
+    compiled = net(tmp_path, f"batch_size: 2 backend: LMDB {flag}")
+    try:
+        assert compiled()["data"].shape == (2, channels, 3, 4)
+    finally:
+        compiled.close()
 
 
 SIZE = (32, 40)

@@ -164,7 +164,9 @@ def test_a_worker_that_leaves_early_is_named() -> None:
             sums.filled(index)
         with pytest.raises(PeerLeft, match=rf"^worker 2 has left after {ROUNDS} .* worker {rank} "):
             sums.mean(0, ROUNDS)
+        told.wait()  # who leaves first would be named to the other one
 
+    told = threading.Barrier(2)
     together(networks(3), VirtualWorkers.one_each(3), body)
 
 
