@@ -50,7 +50,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from poseidon.cli.checkout import use_environment
+from poseidon.cli.entry import use_environment
 
 use_environment()
 

@@ -36,7 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from poseidon.cli.checkout import use_environment
+from poseidon.cli.entry import use_environment
 
 use_environment()
 
@@ -55,7 +55,7 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observe.watchdog import Watchdog
+from poseidon.exchange.watchdog import Watchdog
 from poseidon.launcher.processes import child_environment
 from poseidon.observe.metrics.glog_lines import GlogSink
 

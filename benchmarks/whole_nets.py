@@ -31,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from poseidon.cli.checkout import use_environment
+from poseidon.cli.entry import use_environment
 
 use_environment()
 

@@ -8,11 +8,8 @@ if not getattr(sys.flags, "safe_path", False) and sys.path[0] != os.path.dirname
 ):  # Python's own library comes before the current folder
     sys.path.append(sys.path.pop(0))
 
-from poseidon.cli.checkout import refuse_old_python
-
-refuse_old_python()
-
-from poseidon.cli.entry import main  # noqa: E402  (an old Python cannot read it)
+from poseidon.cli.entry import main, refuse_old_python
 
 if __name__ == "__main__":
+    refuse_old_python()
     raise SystemExit(main())

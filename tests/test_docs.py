@@ -14,7 +14,7 @@ from typing import get_args
 import msgpack
 import pytest
 
-from poseidon.caffe2.training.flags import flags as trainer_flags
+from poseidon.caffe2.training import flags as trainer_flags
 from poseidon.cli.main import COMMANDS
 from poseidon.cluster import events
 from poseidon.cluster.agent import messages

@@ -16,7 +16,7 @@ from poseidon.observe.plan.scenario import LayerLoad, PlannedFactors, buckets
 
 Arrived = Callable[[int], None]
 FACTORS = "factors"
-"""The queue that a worker's pushes give way to (`exchange/building/server_exchange.py`)."""
+"""The queue that a worker's pushes give way to (`exchange/server_exchange.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

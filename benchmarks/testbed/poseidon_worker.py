@@ -29,9 +29,9 @@ from benchmarks.testbed.worker_settings import (
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import LoopJob, Observed, WorkerContext
 from poseidon.errors import JobError
-from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.observer import ExchangeTrace, TracingHooks, named_layers
+from poseidon.exchange.observer import ExchangeTrace, TracingHooks, named_layers
 from poseidon.torch.group import Group
 from ps_server.keys import read_keyring
 from ps_server.network import Network

@@ -24,7 +24,7 @@ sys.path[:0] = [
     str(root) for root in Path(__file__).absolute().parents if (root / "poseidon").is_dir()
 ]
 
-from poseidon.cli.checkout import use_environment
+from poseidon.cli.entry import use_environment
 
 use_environment()
 
@@ -32,7 +32,15 @@ import numpy as np
 import torch
 
 import poseidon
-from poseidon.caffe2 import brew, core, experiment_util, optimizer, timeout_guard, workspace
+from poseidon.caffe2 import (
+    brew,
+    core,
+    experiment_util,
+    optimizer,
+    timeout_guard,
+    training,
+    workspace,
+)
 from poseidon.caffe2 import data_parallel_model as dpm
 from poseidon.caffe2.images.records import holds_datums
 from poseidon.caffe2.model_helper import ModelHelper
@@ -40,8 +48,7 @@ from poseidon.caffe2.modeling.initializers import Initializer, PseudoFP16Initial
 from poseidon.caffe2.models import resnet, shufflenet
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import sentence
-from poseidon.caffe2.training import checkpoints
-from poseidon.caffe2.training.flags import AUTO, Plan, flags, from_flags, in_job, plan_of
+from poseidon.caffe2.training import AUTO, Plan, flags, from_flags, in_job, plan_of
 from poseidon.errors import JobError, PoseidonError, UsageError
 
 logging.basicConfig()
@@ -357,14 +364,14 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any, saved: list[str]) ->
     log.info(f"Running on GPUs: {plan.gpus}")
     log.info(f"Using epoch size: {plan.epoch_size}")
     torch.manual_seed(args.seed)
-    begin = checkpoints.epoch_of(args.load_model_path) if args.load_model_path else 0
+    begin = training.epoch_of(args.load_model_path) if args.load_model_path else 0
     model = build_train_model(args, plan, meeting, begin)
     dpm.RunInitNet(model)
     test_model = build_test_model(args, plan) if args.test_data else None
     if test_model is not None:
         dpm.RunInitNet(test_model)
     if args.load_model_path:
-        checkpoints.load(args.load_model_path, model)
+        training.load(args.load_model_path, model)
     table = open_log(args, plan, begin)
     for epoch in range(begin, args.num_epochs):
         loss, accuracy = run_epoch(args, plan, model, epoch)
@@ -381,7 +388,7 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any, saved: list[str]) ->
         )
         assert loss < EXPLODED, "Exploded gradients :("
         if plan.shard == 0:
-            saved.append(str(checkpoints.save(args, model, epoch + 1)))
+            saved.append(str(training.save(args, model, epoch + 1)))
 
 
 @contextmanager

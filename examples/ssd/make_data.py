@@ -13,7 +13,7 @@ from pathlib import Path
 # a checkout works without being installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from poseidon.cli.checkout import use_environment
+from poseidon.cli.entry import use_environment
 
 use_environment()
 

@@ -24,7 +24,7 @@ from poseidon.caffe2.translation.registry import (
     TranslatorRegistry,
     translate,
 )
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import PoseidonError
 
 __all__ = [

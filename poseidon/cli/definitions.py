@@ -30,16 +30,16 @@ from poseidon.caffe.proto.projects import (
     write_project,
 )
 from poseidon.caffe.proto.text import read, to_text
-from poseidon.caffe.proto.upgrade.driver import (
+from poseidon.caffe.proto.upgrade import (
     dropped_settings,
     needs_upgrade,
     upgrade_net,
     upgrade_solver,
 )
-from poseidon.caffe.proto.upgrade.v1 import UpgradeError, has_solver_type
+from poseidon.caffe.proto.upgrade_v1 import UpgradeError, has_solver_type
 from poseidon.caffe.snapshot.caffemodel import read_message
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import DefinitionError, UsageError, nearest
 
 ALIASES = {"mnist": "lenet"}

@@ -22,9 +22,8 @@ from typing import Any, TextIO
 from poseidon.base.paths import own_command
 from poseidon.base.settings import let_waiting_threads_sleep, name_user
 from poseidon.base.text_files import visible, visible_line
-from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.checks import check
-from poseidon.cli.entry import ctrl_c_ends_at_once
+from poseidon.cli.entry import PACKAGES, ctrl_c_ends_at_once, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets
 from poseidon.cli.parsers.form import Command
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory

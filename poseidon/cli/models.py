@@ -42,7 +42,7 @@ from poseidon.caffe.tools.solo import NetRequest, PictureScores, open_net
 from poseidon.caffe2.export.files import is_caffe2, read_predictor
 from poseidon.caffe2.export.net import write_predictor
 from poseidon.cli.nets import one_device
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import DataError, UsageError, counted
 from poseidon.pycaffe.draw import extension_of, get_pydot_graph, render
 from poseidon.pycaffe.net_picture import picture_graph

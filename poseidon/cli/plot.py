@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.base.text_files import escaped
-from poseidon.engine.snapshots.files import make_folder, write_atomically
+from poseidon.engine.snapshot_files import make_folder, write_atomically
 from poseidon.errors import UsageError
 from poseidon.launcher.job_folder import find_training_log, read_training_log
 from poseidon.observe.metrics.curves import (

@@ -16,7 +16,7 @@ from poseidon.base.settings import read_settings
 from poseidon.cli.entry import ctrl_c_ends_at_once
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.machinefile import HIGHEST_PORT, is_loopback
-from poseidon.engine.snapshots.files import make_folder, write_atomically
+from poseidon.engine.snapshot_files import make_folder, write_atomically
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.job_folder import (
     OUTPUT,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from poseidon.errors import JobError, UsageError
-from poseidon.exchange.observe.watchdog import Watchdog
+from poseidon.exchange.watchdog import Watchdog
 
 NO_DEBUGGER = (
     "breakpoint() needs a terminal, which only a job with one worker on the launcher's host has; "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import torch
 
-from poseidon.engine.gpu import gpu_reading
 from poseidon.engine.own_time import WAITED
-from poseidon.exchange.observe.watchdog import Watchdog
+from poseidon.exchange.device import used_memory
+from poseidon.exchange.watchdog import Watchdog
 from ps_server.link_load import sending_s
 
 HEARTBEAT_S = 2.0
@@ -61,3 +62,22 @@ class Heartbeat:
 
     def close(self) -> None:
         self._closed.set()
+
+
+def gpu_reading(device: torch.device) -> dict[str, float]:
+    """Return the memory in use on a GPU by all processes and the whole memory, in bytes; with the
+    extra `gpu` (nvidia-ml-py) also the busy part of the time, 0..1, and the temperature in degrees
+    Celsius. Empty on a CPU.
+    """
+    if device.type != "cuda":
+        return {}
+    found: dict[str, float] = {}
+    with suppress(RuntimeError):
+        used, total = used_memory(device)
+        found |= {"memory_bytes": used, "total_bytes": total}
+    # no nvidia-ml-py, or a driver, or a MIG instance, that does not say it
+    with suppress(Exception):
+        found["busy"] = torch.cuda.utilization(device) / 100
+    with suppress(Exception):
+        found["temperature_c"] = torch.cuda.temperature(device)
+    return found

@@ -16,10 +16,10 @@ from torch import nn
 
 from poseidon.engine.worker_context import Observed
 from poseidon.errors import JobError
-from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.observe.observer import (
+from poseidon.exchange.observer import (
     ExchangeTrace,
     Observer,
     TracingHooks,

@@ -22,11 +22,16 @@ import multiprocessing.process
 import multiprocessing.util
 import os
 import pkgutil
+import re
 import shutil
 import signal
 import sys
+import sysconfig
 import tempfile
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -35,9 +40,7 @@ from poseidon.base import glog
 from poseidon.base.settings import folder_of_sockets, hide_descriptors, read_settings
 from poseidon.engine.debugger import ending, refuse_breakpoints
 from poseidon.engine.document import WorkKind, read_document
-from poseidon.engine.gpu import bind_to_gpu
 from poseidon.engine.launcher_connection import LauncherConnection
-from poseidon.engine.other_process import raised_elsewhere
 from poseidon.engine.work import Work
 from poseidon.errors import (
     PoseidonError,
@@ -57,8 +60,22 @@ WORK = {
     WorkKind.EXTRACTION: "poseidon.caffe.tools.extractor:ExtractionWork",
 }
 """The class of each kind of work; a process imports only its own."""
+SYSFS = Path("/sys")
 LONGEST_TRACEBACK = 16_000
 """Characters that the launcher gets of a traceback: its end."""
+
+_HEAD = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+_CAUSES = ("RemoteTraceback", "_RemoteTraceback")
+_NOT_OF_USERS = (
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("platstdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    str(Path(__file__).parents[1]),
+    "<",
+)
+_LONGEST = 400
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -187,6 +204,89 @@ def report_error(error: Exception, work: Work[Any]) -> None:
 def _out_of_memory(error: Exception, device: str) -> str | None:
     advice = out_of_memory(error)
     return advice and out_of_memory(error, memory_in_use(torch.device(device)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedElsewhere:
+    """An error of a process that the user's code has started: a worker of a DataLoader, of a pool
+    (`multiprocessing`, `concurrent.futures`, joblib), or of `torch.multiprocessing.spawn`.
+
+    It carries the traceback of that process as a text: in its message, or in its cause.
+
+    Attributes:
+        location: the innermost line of the user's code, as `train.py, line 7`; empty: none of its
+            frames is the user's.
+        problem: the type and the text of the error, on one line.
+    """
+
+    location: str
+    problem: str
+
+
+def raised_elsewhere(error: BaseException) -> RaisedElsewhere | None:
+    """Return what an error of another process was; None for one of this process."""
+    for text in _texts(error):
+        _, head, innermost = text.rpartition(_HEAD)
+        if head:
+            found = _read(innermost)
+            if found is not None:
+                return found
+    return None
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    yield str(error)
+    cause = error.__cause__
+    if type(cause).__name__ in _CAUSES:
+        yield str(cause)
+
+
+def _read(traceback: str) -> RaisedElsewhere | None:
+    """Read a traceback without its head."""
+    location = ""
+    lines = traceback.rstrip().removesuffix('"""').strip("\n").splitlines()
+    for number, line in enumerate(lines):
+        if not line.startswith(" "):
+            problem = " ".join(" ".join(lines[number:]).split())
+            if len(problem) > _LONGEST:
+                problem = f"{problem[:_LONGEST]} ..."
+            return RaisedElsewhere(location=location, problem=problem)
+        frame = _FRAME.match(line)
+        if frame is not None and not frame[1].startswith(_NOT_OF_USERS):
+            location = f"{Path(frame[1]).name}, line {frame[2]}"
+    return None
+
+
+def bind_to_gpu(device: torch.device, sysfs: Path = SYSFS) -> None:
+    """Let the calling thread, and those that it starts, run on the cores of the host that are near
+    a GPU, where the system names such among those that the process may use.
+    """
+    if device.type != "cuda":
+        return
+    known: Any = torch.cuda.get_device_properties(device)
+    if not hasattr(known, "pci_bus_id"):  # of an older torch
+        return
+    place = f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
+    near = cores_beside(place, sysfs)
+    if near & os.sched_getaffinity(0):
+        os.sched_setaffinity(0, near & os.sched_getaffinity(0))
+
+
+def cores_beside(address: str, sysfs: Path = SYSFS) -> set[int]:
+    """Return the cores of the NUMA node of a PCI device; empty: unknown.
+
+    Args:
+        address: as 0000:3b:00.0.
+        sysfs: where the kernel's sysfs is.
+
+    The format: `Documentation/ABI/testing/sysfs-bus-pci` of Linux, `local_cpulist`: 0-15,32-47.
+    """
+    try:
+        text = (sysfs / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii")
+        edges = [part.partition("-") for part in text.strip().split(",") if part]
+        return {core for low, _, high in edges for core in range(int(low), int(high or low) + 1)}
+    except (OSError, ValueError):
+        return set()
 
 
 if __name__ == "__main__":

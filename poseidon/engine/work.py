@@ -21,9 +21,9 @@ from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnectio
 from poseidon.engine.memory import Regrouped
 from poseidon.engine.observation import log_plan, open_trace
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.snapshots.files import WrittenSnapshot
+from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
-from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.membership import Membership
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer

@@ -20,12 +20,12 @@ from poseidon.engine.logged_values import Value, check
 from poseidon.engine.memory import ScriptMemory, StartEnded
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition
-from poseidon.engine.snapshots.files import WrittenSnapshot
-from poseidon.engine.snapshots.runs import Prefixes
+from poseidon.engine.snapshot_files import WrittenSnapshot
+from poseidon.engine.snapshot_runs import Prefixes
 from poseidon.errors import JobError, described
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Built, Connect
+from poseidon.exchange.exchange import Built, Connect
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from ps_server import ServerError

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from ps_server import Client
 from ps_server.rules import history_count
 

@@ -28,7 +28,7 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import TrainingDocument, WorkKind
-from poseidon.engine.snapshots.runs import COPIES
+from poseidon.engine.snapshot_runs import COPIES
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind

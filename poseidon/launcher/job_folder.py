@@ -25,7 +25,7 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registrat
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import creation
-from poseidon.engine.snapshots.runs import newest_state
+from poseidon.engine.snapshot_runs import newest_state
 from poseidon.errors import DataError, JobError, SnapshotError
 from poseidon.launcher.listeners import REMOTE_LOGS
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE

@@ -25,7 +25,7 @@ from poseidon.cluster.supervision.restarts import Restarts, StartingPoint, descr
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import DEFAULT_SUPERVISION, Pausing
 from poseidon.engine.document import WorkKind
-from poseidon.engine.snapshots.runs import COPIES
+from poseidon.engine.snapshot_runs import COPIES
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.closing_lines import aligned

@@ -27,7 +27,7 @@ from poseidon.cluster.dial.dialer import (
     close_agents,
     opened,
 )
-from poseidon.cluster.host_checks import check_hosts
+from poseidon.cluster.host_checks import check_hosts, check_limits
 from poseidon.cluster.host_probe import Check
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.jobs.remote_hosts import SshAgents, account_of
@@ -37,7 +37,6 @@ from poseidon.cluster.process import Listener, ProcessSpec, for_each_host, forma
 from poseidon.cluster.python_command import LauncherEnvironment, checkout
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
-from poseidon.launcher.limits import check_limits
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.snapshots import SnapshotCopies

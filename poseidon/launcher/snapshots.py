@@ -28,7 +28,7 @@ from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.snapshots.files import find_damage, sealed_files, sums_path
+from poseidon.engine.snapshot_files import find_damage, sealed_files, sums_path
 from poseidon.errors import PoseidonError
 
 KEPT = 2

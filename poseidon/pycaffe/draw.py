@@ -22,7 +22,7 @@ from poseidon.caffe.proto.caffe_pb2 import (
     PoolingParameter,
 )
 from poseidon.caffe.proto.phase import is_included
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import UsageError
 
 LAYER_STYLE: dict[str, Any] = {"shape": "record", "fillcolor": "#6495ED", "style": "filled"}

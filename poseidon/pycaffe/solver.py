@@ -32,8 +32,8 @@ from poseidon.caffe.solver.replica import draws_from_process
 from poseidon.caffe.solver.settings import SolverSettings, current_step, oddities, solver_settings
 from poseidon.caffe.tools.preflight import weight_files
 from poseidon.engine.random_streams import seed_generators
-from poseidon.engine.snapshots.files import check, make_folder, seal
-from poseidon.engine.snapshots.runs import Prefixes
+from poseidon.engine.snapshot_files import check, make_folder, seal
+from poseidon.engine.snapshot_runs import Prefixes
 from poseidon.engine.this_process import current_context
 from poseidon.errors import UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.engine.packed import unpacked
-from poseidon.engine.snapshots.files import (
+from poseidon.engine.snapshot_files import (
     NO_RUN,
     Run,
     check,
@@ -24,7 +24,7 @@ from poseidon.engine.snapshots.files import (
     sums_path,
     write_atomically,
 )
-from poseidon.engine.snapshots.runs import CHECKPOINT, newest_intact, remove_older
+from poseidon.engine.snapshot_runs import CHECKPOINT, newest_intact, remove_older
 from poseidon.errors import SnapshotError
 
 FORMAT = 1

@@ -14,8 +14,8 @@ from typing import Any
 from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.engine.loop_table import LoopEvent, State
 from poseidon.engine.packed import packed
-from poseidon.engine.snapshots.files import NO_RUN, Run, WrittenSnapshot, make_folder
-from poseidon.engine.snapshots.runs import CHECKPOINT, Prefixes, later_of_others
+from poseidon.engine.snapshot_files import NO_RUN, Run, WrittenSnapshot, make_folder
+from poseidon.engine.snapshot_runs import CHECKPOINT, Prefixes, later_of_others
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.torch.checkpoint_file import (

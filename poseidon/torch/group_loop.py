@@ -36,15 +36,15 @@ from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.state_tree import StateTree
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
+from poseidon.exchange.alone import AloneRowTables, RowTables
 from poseidon.exchange.base import ExchangeSettings, is_sharded
 from poseidon.exchange.broadcast import Gather
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import uncompiled
-from poseidon.exchange.observe.observer import ObservedCall
+from poseidon.exchange.observer import ObservedCall
 from poseidon.exchange.options import OnDivergence
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
-from poseidon.exchange.row_tables import AloneRowTables, RowTables
 from poseidon.torch.masters import Masters
 from poseidon.torch.module_watch import ModuleWatch
 from poseidon.torch.own_states import bring_rest, open_streams

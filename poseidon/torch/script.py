@@ -32,15 +32,15 @@ from poseidon.engine.memory import ScriptMemory, StartEnded
 from poseidon.engine.observation import Observation, combined_statistics
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import LoopPosition
-from poseidon.engine.snapshots.files import WrittenSnapshot
+from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.this_process import current_line, place_of, running_in
 from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
 from poseidon.engine.worker_context import LoopJob, Observed, WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import forget_meshes
-from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.observe.observer import named_layers
+from poseidon.exchange.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.lone_steps import counting_steps, ended_alone, noticing_lone_steps
 from poseidon.torch.process_group.backend import Calls, register

@@ -19,8 +19,8 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome, SignalEffect
 from poseidon.engine.document import Prints, ScriptDocument, WorkKind
-from poseidon.engine.snapshots.files import sums_path
-from poseidon.engine.snapshots.runs import CHECKPOINT
+from poseidon.engine.snapshot_files import sums_path
+from poseidon.engine.snapshot_runs import CHECKPOINT
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.flags.flag import title_of
 from poseidon.launcher.closing_lines import resume_command, without_flags

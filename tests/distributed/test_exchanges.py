@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe.proto.caffe_pb2 import SolverState
-from poseidon.engine.snapshots.files import seal
+from poseidon.engine.snapshot_files import seal
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.observe.metrics.job_statistics import read_statistics
 from tests.support.training import Job, largest_difference, run, weights, write_definitions

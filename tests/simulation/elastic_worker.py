@@ -24,16 +24,15 @@ from poseidon.caffe.solver import checkpoint, trainer, worker
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.worker import SolverWork
 from poseidon.engine import heartbeat, launcher_connection, memory, observation, requests, work
+from poseidon.engine import snapshot_files as snapshot_writer
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.process import run_work
-from poseidon.engine.snapshots import files
-from poseidon.engine.snapshots import files as snapshot_writer
 from poseidon.errors import PoseidonError
-from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.watchdog import Watchdog
+from poseidon.exchange.watchdog import Watchdog
 from ps_server.errors import ServerError
 from ps_server.server import Server
 from tests.simulation.client import Waits, serve_shard
@@ -296,7 +295,7 @@ def installed(course: Course) -> Iterator[None]:
             (module, "time", primitives.time)
             for module in (work, worker, trainer, memory, checkpoint)
         ),
-        (files, "write_whole", write_whole),
+        (snapshot_writer, "write_whole", write_whole),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, stands_in in places:

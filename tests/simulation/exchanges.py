@@ -13,7 +13,7 @@ from poseidon.exchange.allreduce import sums
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import carrier
 from poseidon.exchange.host import links, owner, state
-from poseidon.exchange.observe.observer import TransitTimes
+from poseidon.exchange.observer import TransitTimes
 from ps_server import monitor, pump
 from ps_server.errors import ServerError, as_server_error
 from ps_server.keys import Keyring

@@ -9,7 +9,6 @@ from typing import Any
 
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.server_exchange import BuildArguments, PlanePart, through_server
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
@@ -17,6 +16,7 @@ from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import StoreLayout, store_spec, table_specs
+from poseidon.exchange.server_exchange import BuildArguments, PlanePart, through_server
 from ps_server import Client, Keeping, StoreSpec
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE

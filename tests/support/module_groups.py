@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.session import LoopPosition
-from poseidon.engine.snapshots.files import WrittenSnapshot
+from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.worker_context import LoopJob, WorkerContext
-from poseidon.exchange.building.built import Built
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions

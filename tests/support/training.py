@@ -22,7 +22,7 @@ from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
-from poseidon.engine.snapshots.files import SnapshotSettings
+from poseidon.engine.snapshot_files import SnapshotSettings
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.compute_options import DEFAULT_COMPUTE, ComputeOptions

@@ -30,7 +30,7 @@ from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.proto.definition import NetDefinition, read_net
 from poseidon.caffe.snapshot.caffemodel import write_model
 from poseidon.caffe.tools.solo import load_models
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -28,7 +28,7 @@ from poseidon.caffe.export.formats import (
 )
 from poseidon.caffe.export.graph import OPSET, GraphBlob, Shape, onnx_module, shape_text, typed_name
 from poseidon.caffe.layers.registry import import_file
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 
 CHECKPOINT = ".pt"

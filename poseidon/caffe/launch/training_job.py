@@ -37,7 +37,7 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import JobDocument, WorkKind
-from poseidon.engine.snapshots.files import sums_path
+from poseidon.engine.snapshot_files import sums_path
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind

@@ -26,14 +26,14 @@ from poseidon.caffe.proto.caffe_pb2 import (
 from poseidon.caffe.proto.overrides import TRAIN_NET_FIELDS, field_of, flag_text, override
 from poseidon.caffe.proto.text import M, decode, parse, parse_binary, read_content
 from poseidon.caffe.proto.tokens import Setting, settings
-from poseidon.caffe.proto.upgrade.driver import (
+from poseidon.caffe.proto.upgrade import (
     dropped_settings,
     is_v0,
     kept_layers,
     upgrade_net,
     upgrade_solver,
 )
-from poseidon.caffe.proto.upgrade.v1 import UpgradeError
+from poseidon.caffe.proto.upgrade_v1 import UpgradeError
 from poseidon.errors import DefinitionError, counted
 
 LOGGER = logging.getLogger(__name__)

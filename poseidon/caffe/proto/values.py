@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from google.protobuf import text_encoding, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from poseidon.caffe.proto.upgrade.v1 import current_name
+from poseidon.caffe.proto.upgrade_v1 import current_name
 from poseidon.errors import nearest
 
 _FOREIGN_NAMES = {

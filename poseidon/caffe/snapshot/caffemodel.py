@@ -25,7 +25,7 @@ from poseidon.caffe.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.caffe.proto.text import strings_are_text
 from poseidon.caffe.snapshot import hdf5
 from poseidon.caffe.snapshot.hdf5 import NamedBlobs
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import SnapshotError
 
 M = TypeVar("M", bound=Message)

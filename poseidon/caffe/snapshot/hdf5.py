@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from poseidon.caffe.proto.blob import from_array, to_array
 from poseidon.caffe.proto.caffe_pb2 import SolverState
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import SnapshotError
 
 Array = NDArray[np.float32]

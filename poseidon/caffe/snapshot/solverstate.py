@@ -20,7 +20,7 @@ from poseidon.caffe.proto.blob import from_array, to_array
 from poseidon.caffe.proto.caffe_pb2 import BlobProto, PoseidonState, SolverState
 from poseidon.caffe.snapshot import hdf5
 from poseidon.caffe.snapshot.caffemodel import read_message
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import SnapshotError
 
 Array = NDArray[np.float32]

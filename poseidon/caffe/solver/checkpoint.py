@@ -6,7 +6,7 @@ every reader's position, random states and the losses in the average. All of the
 workers, so the bits are the same on any number of processes with as many virtual workers.
 
 Training waits while the contents of a snapshot are copied. `SnapshotWriter` writes the files in the
-background. A snapshot is valid once its checksums are written (`poseidon.engine.snapshots.files`).
+background. A snapshot is valid once its checksums are written (`poseidon.engine.snapshot_files`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from poseidon.caffe.proto.caffe_pb2 import (
 from poseidon.caffe.snapshot import hdf5
 from poseidon.caffe.snapshot.caffemodel import model_path, state_path, write_model
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
-from poseidon.caffe.solver.finite import REMEDY, not_finite
+from poseidon.caffe.solver.loss_scale import REMEDY, not_finite
 from poseidon.caffe.solver.replica import Replica, Values
 from poseidon.caffe.solver.settings import current_step
 from poseidon.engine.exchange_leaves import Named
-from poseidon.engine.snapshots.files import (
+from poseidon.engine.snapshot_files import (
     SnapshotSettings,
     SnapshotWriter,
     WrittenSnapshot,
@@ -45,7 +45,7 @@ from poseidon.engine.snapshots.files import (
     make_folder,
     seal,
 )
-from poseidon.engine.snapshots.runs import Begun, Prefixes, remove_older
+from poseidon.engine.snapshot_runs import Begun, Prefixes, remove_older
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.kinds import Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, snapshotting

@@ -26,8 +26,7 @@ from torch import Tensor
 from poseidon.caffe.solver.averages import pack, parts, total
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.display import Display
-from poseidon.caffe.solver.finite import LossCheck
-from poseidon.caffe.solver.loss_scale import LossScale
+from poseidon.caffe.solver.loss_scale import LossCheck, LossScale
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.state import SolverState
 from poseidon.caffe.solver.tester import Tester

@@ -31,13 +31,13 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.memory import SolverMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.snapshots.files import SnapshotSettings, SnapshotWriter
+from poseidon.engine.snapshot_files import SnapshotSettings, SnapshotWriter
 from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
 from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Built
 from poseidon.exchange.device import choose_fastest
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, number
 from poseidon.observe.metrics.netoutputs import NetOutputs

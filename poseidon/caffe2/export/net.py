@@ -25,7 +25,7 @@ from poseidon.caffe2.export import vision as _vision  # noqa: F401 - registers i
 from poseidon.caffe2.export.files import Predictor, arrays
 from poseidon.caffe2.export.trace import CPU, Op, Trace, Value, trace_net, zeros
 from poseidon.caffe2.runtime.bind import function_of
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import DefinitionError
 
 

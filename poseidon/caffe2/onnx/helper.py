@@ -9,7 +9,7 @@ from typing import Any
 from poseidon.caffe2.export.files import read_net
 from poseidon.caffe2.onnx.workspace import Workspace, named_outputs
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
-from poseidon.engine.snapshots.files import write_atomically
+from poseidon.engine.snapshot_files import write_atomically
 
 
 def c2_native_run_op(op_def: OperatorDef, inputs: Any) -> tuple[Workspace, Any]:

@@ -24,7 +24,7 @@ from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.job_control import JobControl, LinksDelivery
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor

@@ -26,7 +26,7 @@ from torch import Tensor
 from poseidon.exchange.allreduce.memory import SumsMemory
 from poseidon.exchange.allreduce.sum_rounds import FLOAT_BYTES, Buckets, SumRounds
 from poseidon.exchange.device import Device
-from poseidon.exchange.observe.observer import Traffic, TransitTimes
+from poseidon.exchange.observer import Traffic, TransitTimes
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.serial_executor import join_within
 from poseidon.exchange.worker_links import WorkerLinks

@@ -34,7 +34,7 @@ from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_s
 from poseidon.exchange.factors.weight import FactorWeight, RoundStep
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.observer import Traffic, TransitTimes
+from poseidon.exchange.observer import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor, join_within
 from ps_server.errors import as_server_error

@@ -37,7 +37,7 @@ from poseidon.exchange.host.owner import Contribution, Owner
 from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, FlatPiece
 from poseidon.exchange.host.state import HostState, StateServer
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server import RemoteProtocolError
 from ps_server.errors import as_server_error

@@ -54,7 +54,7 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.quorum import QuorumRounds, RoundDelivery
 from poseidon.exchange.rounds.state import DelayedMomentum, InnerWorkers, RoundsState

@@ -12,7 +12,7 @@ from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.broadcast import bring_histories, bring_parts
 from poseidon.exchange.carrier import GradientCarrier, KeptHistories, Step, UnitedState, merged
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.server.low_rank import LowRankTensors, compare_rules
 from poseidon.exchange.server.placed import Placed, PlacedAlone, Pool
 from poseidon.exchange.server.store import StoreLayout

@@ -39,7 +39,7 @@ from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import LocalHistories, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.lossy.low_rank_matrix import FactorTables, factors_in, matrices_of
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce
 from poseidon.exchange.server.placed import Placed, Push
 from poseidon.exchange.server.tables import ServerTables

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.carrier import CarrierState, KeptHistories, Step
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.server.tables import ServerTables
 from ps_server.client import ComingHistory
 

@@ -34,7 +34,7 @@ from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import CarrierState, Step
 from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoders
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.server.table import ServerTable, Streams
 from ps_server import Client, StoreSpec

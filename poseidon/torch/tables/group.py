@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from poseidon.base.durable import replacing
 from poseidon.engine.leaf import Found, Leaf, Scope
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.row_tables import RowTables
+from poseidon.exchange.alone import RowTables
 from poseidon.torch.tables.link import Callbacks, EmbeddingRows, TableLink, link_of
 from poseidon.torch.tables.plan import PlannedTable
 from ps_server.protocol.messages import Array, RowIds

@@ -20,8 +20,8 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
+from poseidon.exchange.alone import Pieces, RowTables
 from poseidon.exchange.module_hooks import OfOneModule
-from poseidon.exchange.row_tables import Pieces, RowTables
 from poseidon.torch.reads import Reads
 from poseidon.torch.tables.plan import PlannedTable
 from poseidon.torch.tables.table import Table, distinct

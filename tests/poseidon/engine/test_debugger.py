@@ -10,7 +10,7 @@ import pytest
 
 from poseidon.engine.debugger import ENDED, NO_DEBUGGER, ending, refuse_breakpoints, unwatched
 from poseidon.errors import UsageError
-from poseidon.exchange.observe.watchdog import Watchdog
+from poseidon.exchange.watchdog import Watchdog
 
 
 def test_a_loop_in_a_debugger_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from poseidon.engine.heartbeat import Heartbeat
+from poseidon.engine.heartbeat import Heartbeat, gpu_reading
 from poseidon.engine.session import LoopPosition
 
 
@@ -37,3 +38,20 @@ def test_it_has_the_facts_of_the_work(
     assert event.pop("sending_s") == {}
     assert 0.0 <= event.pop("host_busy") <= 1.0  # type: ignore[operator]
     assert event == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, **facts}
+
+
+def refuse(device: torch.device) -> int:
+    raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+
+def test_without_the_extra_a_reading_has_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 1)
+    assert gpu_reading(torch.device("cpu")) == {}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "utilization", refuse)
+    monkeypatch.setattr(torch.cuda, "temperature", refuse)
+    memory = {"memory_bytes": 5 << 30, "total_bytes": 8 << 30}
+    assert gpu_reading(gpu) == memory
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 75)
+    monkeypatch.setattr(torch.cuda, "temperature", lambda device: 61)
+    assert gpu_reading(gpu) == {**memory, "busy": 0.75, "temperature_c": 61}

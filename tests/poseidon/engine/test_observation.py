@@ -14,12 +14,11 @@ from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.errors import JobError
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.observe.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded

@@ -13,12 +13,12 @@ from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange, plan_exchange
-from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.observer import WaitTimes
+from poseidon.exchange.observer import WaitTimes
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
 from ps_server import Client, Consistency, Keeping, Precision, Rule

@@ -18,9 +18,9 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.local_steps import RoundsCarrier, anchors_of, outer_rule
 from ps_server import Rule, RuleKind
 from tests.poseidon.exchange.allreduce.test_carrier import allreduce
-from tests.poseidon.exchange.building.test_server_exchange import THREE_SCHEMES, hybrid
 from tests.poseidon.exchange.server.test_placed import pooled
 from tests.poseidon.exchange.test_exchange_contract import server
+from tests.poseidon.exchange.test_server_exchange import THREE_SCHEMES, hybrid
 from tests.support.exchange_contract import Make, Scenario, check_calls, check_exact, check_reopen
 from tests.support.exchanges import AloneExchange
 from tests.support.machines import machines

@@ -30,9 +30,9 @@ from poseidon.exchange.server import tables
 from poseidon.exchange.server.table import ServerTable
 from poseidon.torch.module_watch import SentGradients
 from ps_server import Precision, Rule
-from tests.poseidon.exchange.building.test_server_exchange import hybrid
 from tests.poseidon.exchange.test_carrier import ADAM, EXCHANGES
 from tests.poseidon.exchange.test_exchange_contract import server
+from tests.poseidon.exchange.test_server_exchange import hybrid
 from tests.support.exchange_contract import (
     Make,
     Net,

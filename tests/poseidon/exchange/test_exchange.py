@@ -15,7 +15,7 @@ from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneDelivery, JobControl
-from poseidon.exchange.observe.observer import ObservedCall, Observer, Traffic
+from poseidon.exchange.observer import ObservedCall, Observer, Traffic
 from ps_server import PeerLost, SignalKind
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Built, Connect
+from poseidon.exchange.exchange import Built, Connect
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Connect
+from poseidon.exchange.exchange import Connect
 from poseidon.exchange.host.carrier import HostCarrier
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions

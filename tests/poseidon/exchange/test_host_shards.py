@@ -10,7 +10,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Connect
+from poseidon.exchange.exchange import Connect
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind, SignalKind

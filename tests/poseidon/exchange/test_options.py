@@ -145,7 +145,7 @@ def test_an_added_option_needs_a_field_alone_to_reach_the_store(
         (member,) = (each for each in arguments if isinstance(each, Membership))
         raise Received(member.options)
 
-    monkeypatch.setattr("poseidon.exchange.building.server_exchange.store_spec", store_spec)
+    monkeypatch.setattr("poseidon.exchange.server_exchange.store_spec", store_spec)
     for line in lines:
         member = read_document(ScriptDocument, line).member
         with pytest.raises(Received) as received:

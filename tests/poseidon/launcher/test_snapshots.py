@@ -19,7 +19,7 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SupervisionSettings
-from poseidon.engine.snapshots.files import check, seal, sums_path
+from poseidon.engine.snapshot_files import check, seal, sums_path
 from poseidon.errors import JobError
 from poseidon.launcher import snapshots
 from poseidon.launcher.snapshots import ARRIVING, KEPT, SnapshotCopies, SnapshotList

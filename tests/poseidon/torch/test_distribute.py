@@ -24,7 +24,7 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.observer import Traffic
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group

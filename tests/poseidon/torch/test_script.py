@@ -26,7 +26,7 @@ from poseidon.engine.observation import combined_statistics
 from poseidon.engine.process import run_work
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observe.watchdog import Watchdog
+from poseidon.exchange.watchdog import Watchdog
 from poseidon.torch.lone_steps import STRATEGIES
 from poseidon.torch.script import ScriptWork
 from poseidon.torch.script_process import search_as_plain_python

@@ -48,7 +48,7 @@ from poseidon.cluster.supervision.loop import JobListener, JobResult
 from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
-from poseidon.engine.snapshots.files import SUFFIX
+from poseidon.engine.snapshot_files import SUFFIX
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions

@@ -18,7 +18,7 @@ from poseidon.caffe.snapshot.solverstate import (
     read_state,
     write_state,
 )
-from poseidon.engine.snapshots.files import find_damage, seal, sealed_files
+from poseidon.engine.snapshot_files import find_damage, seal, sealed_files
 from poseidon.errors import SnapshotError
 
 BLOBS = [("ip1.0", (6, 5)), ("ip1.1", (6,)), ("ip2.0", (4, 6)), ("ip2.1", (4,))]

@@ -12,7 +12,7 @@ import pytest
 
 from poseidon.caffe.proto.caffe_pb2 import SolverState
 from poseidon.caffe.snapshot.caffemodel import read_model
-from poseidon.engine.snapshots.files import SnapshotSettings, check, seal
+from poseidon.engine.snapshot_files import SnapshotSettings, check, seal
 from poseidon.errors import SnapshotError
 from poseidon.exchange import build
 from poseidon.exchange.auto.trial import measure

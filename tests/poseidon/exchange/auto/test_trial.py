@@ -21,7 +21,7 @@ from poseidon.exchange import build
 from poseidon.exchange.auto import trial
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Built
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions

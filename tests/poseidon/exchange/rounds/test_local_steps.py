@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Built, Connect
+from poseidon.exchange.exchange import Built, Connect
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions

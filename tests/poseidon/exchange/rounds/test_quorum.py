@@ -11,8 +11,7 @@ from torch import nn
 
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Connect
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.exchange import Connect, Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions

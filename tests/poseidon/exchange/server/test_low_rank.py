@@ -19,8 +19,7 @@ from poseidon.errors import JobError, SnapshotError, UsageError
 from poseidon.exchange import replicas
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Built
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal

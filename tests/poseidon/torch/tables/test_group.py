@@ -16,8 +16,8 @@ from torch.nn.utils import parameters_to_vector
 
 import poseidon
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.alone import AloneRowTables
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.row_tables import AloneRowTables
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions, RunsOn
 from poseidon.torch.tables.group import read_rows, rows_path, write_rows

@@ -10,8 +10,8 @@ from poseidon.caffe.proto.blob import to_array
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverParameter, V1LayerParameter
 from poseidon.caffe.proto.definition import read_net, read_solver
 from poseidon.caffe.proto.text import parse
-from poseidon.caffe.proto.upgrade.driver import needs_upgrade, upgrade_net, upgrade_solver
-from poseidon.caffe.proto.upgrade.v1 import UpgradeError, from_v1, is_v1, type_name
+from poseidon.caffe.proto.upgrade import needs_upgrade, upgrade_net, upgrade_solver
+from poseidon.caffe.proto.upgrade_v1 import UpgradeError, from_v1, is_v1, type_name
 from poseidon.errors import DefinitionError
 
 ZERO = "param { lr_mult: 0 decay_mult: 0 }"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from poseidon.exchange.observe.observer import ObservedCall, Observer
+from poseidon.exchange.observer import ObservedCall, Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from poseidon.exchange.row_tables import AloneRowTables
+from poseidon.exchange.alone import AloneRowTables
 from ps_server import RowTableSpec
 from ps_server.protocol.messages import Array, RowIds
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from poseidon.base.foreign_files import open_in
 from poseidon.base.paths import own_command
-from poseidon.engine.snapshots.files import (
+from poseidon.engine.snapshot_files import (
     SUFFIX,
     Run,
     find_damage,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from poseidon.cluster.host_checks import Limits, check_limits, limit_problems, own_limits
 from poseidon.errors import JobError
-from poseidon.launcher.limits import Limits, check_limits, own_limits, problems
 
 ENOUGH = Limits(threads=None, files=None, memory_bytes=1 << 40)
 
@@ -38,7 +38,7 @@ def test_this_machine_can_launch_a_job() -> None:
     ],
 )
 def test_a_limit_that_is_too_low(limits: Limits, sentence: str) -> None:
-    assert problems(1000, 2000, limits) == [sentence]
+    assert limit_problems(1000, 2000, limits) == [sentence]
     with pytest.raises(JobError) as caught:
         check_limits(1000, 2000, limits)
     assert str(caught.value) == f"the launcher of 1000 hosts: {sentence}"
@@ -46,6 +46,6 @@ def test_a_limit_that_is_too_low(limits: Limits, sentence: str) -> None:
 
 def test_all_limits_at_once() -> None:
     low = Limits(threads=10, files=10, memory_bytes=10)
-    assert len(problems(2, 4, low)) == 3
+    assert len(limit_problems(2, 4, low)) == 3
     with pytest.raises(JobError, match=r"threads, .*; and it needs up to .* files"):
         check_limits(2, 4, low)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.solver import finite
-from poseidon.caffe.solver.finite import LossCheck, not_finite
-from poseidon.engine.snapshots.files import SnapshotSettings
+from poseidon.caffe.solver import loss_scale
+from poseidon.caffe.solver.loss_scale import LossCheck, not_finite
+from poseidon.engine.snapshot_files import SnapshotSettings
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
 from tests.support.training import Job, run, write_definitions
@@ -123,7 +123,7 @@ def test_large_numbers_are_finite() -> None:
 
 def test_deferred_losses_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; the error has the iteration of the first one that is not finite."""
-    monkeypatch.setattr(finite, "CHECK_S", float("inf"))
+    monkeypatch.setattr(loss_scale, "CHECK_S", float("inf"))
     monkeypatch.setattr(Net, "__init__", nn.Module.__init__)
     monkeypatch.setattr(Net, "first_not_finite", lambda self: "it is")
     watch = LossCheck(Net(), name="worker 2", stop=True, deferred=True)  # type: ignore[call-arg]
@@ -132,7 +132,7 @@ def test_deferred_losses_are_looked_at_together(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(JobError, match=r"^worker 2: the loss of iteration 1 is inf"):
         watch.check()
     watch.check()
-    monkeypatch.setattr(finite, "CHECK_S", 0.0)
+    monkeypatch.setattr(loss_scale, "CHECK_S", 0.0)
     watch = LossCheck(Net(), name="worker 0", stop=True, deferred=True)  # type: ignore[call-arg]
     watch.add(0, torch.tensor(1.0))
     with pytest.raises(JobError, match="iteration 1 is nan"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.engine.snapshots.files import (
+from poseidon.engine.snapshot_files import (
     SnapshotWriter,
     check,
     find_damage,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe.snapshot.caffemodel import model_path, state_path
-from poseidon.engine.snapshots.files import Run, run_of, seal, sums_path
-from poseidon.engine.snapshots.runs import (
+from poseidon.engine.snapshot_files import Run, run_of, seal, sums_path
+from poseidon.engine.snapshot_runs import (
     COPIES,
     Prefixes,
     later_of_others,
@@ -28,7 +28,7 @@ ENDING = ".pt"
 HOLDER = """
 import sys
 from pathlib import Path
-from poseidon.engine.snapshots.runs import Prefixes
+from poseidon.engine.snapshot_runs import Prefixes
 prefixes = Prefixes(sys.argv[2])
 prefixes.take(Path(sys.argv[1]), ".pt")
 print("held", flush=True)

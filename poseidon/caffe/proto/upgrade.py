@@ -1,11 +1,15 @@
-"""The upgrades that a definition needs, applied in Caffe's order.
+"""Upgrades of old definition formats to the current one, as Caffe's upgrade_proto, in its order.
 
-Law: a current definition is returned unchanged; upgrading twice equals upgrading once.
+Laws: each upgrade is a predicate and a transformation, which takes a definition and returns a new
+one, without side effects. A current definition is returned unchanged; upgrading twice equals
+upgrading once.
 
-Upgrade of V0, Caffe's first format, `layers { layer { type: "conv" kernelsize: 5 } bottom:
-"data" }`, to V1.
+The formats: V0 (`layers { layer { type: "conv" } }`), V1 (`layers { type: CONVOLUTION }`),
+transformation settings inside data_param, `input` and `input_dim` of a net, BatchNorm's three
+`param` blocks, and solver_type. V0 is upgraded here, the others in `upgrade_v1`.
 
-As Caffe's UpgradeV0Net. V0 had the settings of all types in one message; `_FIELDS` has the V1 field
+Upgrade of V0, `layers { layer { type: "conv" kernelsize: 5 } bottom: "data" }`, to V1, as Caffe's
+UpgradeV0Net: V0 had the settings of all types in one message; `_FIELDS` has the V1 field
 of each setting, by layer type. Padding was a layer, and becomes the `pad` of the layer that reads
 it.
 """
@@ -23,7 +27,7 @@ from poseidon.caffe.proto.caffe_pb2 import (
     V0LayerParameter,
     V1LayerParameter,
 )
-from poseidon.caffe.proto.upgrade.v1 import (
+from poseidon.caffe.proto.upgrade_v1 import (
     UpgradeError,
     fix_batch_norm,
     from_v1,

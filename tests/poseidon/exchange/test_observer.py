@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.observe.observer import (
+from poseidon.exchange.observer import (
     DeviceSpans,
     ExchangeTrace,
     ObservedCall,

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from poseidon.caffe2 import workspace
-from poseidon.caffe2.training.flags import STORE, Plan, flags, from_flags, in_job, plan_of
+from poseidon.caffe2.training import STORE, Plan, flags, from_flags, in_job, plan_of
 from poseidon.caffe2.workspace.current import current
 from poseidon.errors import UsageError
 

@@ -17,7 +17,7 @@ SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for pattern in ("benchmarks/*.py", "examples/*/*.py", "scripts/*.py")
     for path in ROOT.glob(pattern)
-    if {"__main__", "poseidon.cli.checkout"} <= set(re.findall(r"[\w.]+", path.read_text("utf-8")))
+    if {"__main__", "poseidon.cli.entry"} <= set(re.findall(r"[\w.]+", path.read_text("utf-8")))
 )
 """Those that import Poseidon: examples for other libraries do not."""
 
@@ -92,7 +92,7 @@ def test_an_environment_that_lacks_packages_is_tried_once(checkout: Path) -> Non
 @pytest.fixture
 def old_python(checkout: Path) -> Iterator[Path]:
     """The checkout, as it is to a Python that is too old for it."""
-    path = checkout / "poseidon" / "cli" / "checkout.py"
+    path = checkout / "poseidon" / "cli" / "entry.py"
     text = path.read_text(encoding="utf-8")
     assert "OLDEST = (3, 10)" in text
     path.write_text(text.replace("OLDEST = (3, 10)", "OLDEST = (3, 99)"), encoding="utf-8")

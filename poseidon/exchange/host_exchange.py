@@ -9,10 +9,8 @@ from dataclasses import replace
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.building.built import Built
-from poseidon.exchange.building.server_exchange import BuildArguments, PlanePart, low_rank_of
 from poseidon.exchange.cost import ExchangePlan
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.host.carrier import HostCarrier, HostRequests
 from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.group import HostGroup
@@ -20,6 +18,7 @@ from poseidon.exchange.host.pieces import FlatPiece, cut
 from poseidon.exchange.job_control import JobControl, LinksDelivery
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.server_exchange import BuildArguments, PlanePart, low_rank_of
 from poseidon.exchange.turns import Turns
 from ps_server import PeerLost
 from ps_server.errors import as_server_error

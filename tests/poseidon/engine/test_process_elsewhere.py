@@ -14,7 +14,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from poseidon.engine.other_process import raised_elsewhere
+from poseidon.engine.process import raised_elsewhere
 
 HERE = os.path.basename(__file__)
 

@@ -11,7 +11,7 @@ from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneDelivery, JobControl
-from poseidon.exchange.observe.watchdog import Reading, Watchdog
+from poseidon.exchange.watchdog import Reading, Watchdog
 from ps_server import Collection
 
 

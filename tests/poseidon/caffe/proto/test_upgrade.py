@@ -9,8 +9,8 @@ import pytest
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, V0LayerParameter
 from poseidon.caffe.proto.definition import read_net
 from poseidon.caffe.proto.text import parse
-from poseidon.caffe.proto.upgrade.driver import _FIELDS, _TYPES, NET_UPGRADES, is_v0, upgrade_net
-from poseidon.caffe.proto.upgrade.v1 import UpgradeError
+from poseidon.caffe.proto.upgrade import _FIELDS, _TYPES, NET_UPGRADES, is_v0, upgrade_net
+from poseidon.caffe.proto.upgrade_v1 import UpgradeError
 from poseidon.errors import DefinitionError
 
 

@@ -1,4 +1,4 @@
-"""Readings of a GPU, and the cores near it; torch and the kernel are stand-ins."""
+"""The cores near a GPU, on which its worker runs; torch and the kernel are stand-ins."""
 
 from __future__ import annotations
 
@@ -9,25 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from poseidon.engine.gpu import bind_to_gpu, cores_beside, gpu_reading
-
-GPU = torch.device("cuda", 1)
-
-
-def refuse(device: torch.device) -> int:
-    raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
-
-
-def test_without_the_extra_a_reading_has_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu_reading(torch.device("cpu")) == {}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
-    monkeypatch.setattr(torch.cuda, "utilization", refuse)
-    monkeypatch.setattr(torch.cuda, "temperature", refuse)
-    memory = {"memory_bytes": 5 << 30, "total_bytes": 8 << 30}
-    assert gpu_reading(GPU) == memory
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 75)
-    monkeypatch.setattr(torch.cuda, "temperature", lambda device: 61)
-    assert gpu_reading(GPU) == {**memory, "busy": 0.75, "temperature_c": 61}
+from poseidon.engine.process import bind_to_gpu, cores_beside
 
 
 @pytest.mark.parametrize(
@@ -56,5 +38,5 @@ def test_a_worker_runs_on_the_cores_it_may_use_near_its_gpu(
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(cores))
     for text in ("2-5", "7-9"):  # of the second none may be used
         (folder / "local_cpulist").write_text(text)
-        bind_to_gpu(GPU, tmp_path)
+        bind_to_gpu(torch.device("cuda", 1), tmp_path)
     assert bound == [{2, 3}]

@@ -14,10 +14,9 @@ from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.carrier import Carrier, SharedNorm
 from poseidon.exchange.cost import Choice, ExchangePlan
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.exchange import Built, Connect, Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.job_control import JobControl, LinksDelivery, ShardDelivery
 from poseidon.exchange.kinds import Scheme

@@ -1,1 +1,0 @@
-"""What the ResNet-50 trainer of examples/ is made of, beside the builders of its net."""

@@ -1,1 +1,0 @@
-"""Files of snapshots and checkpoints: their names, checksums, rotation and writing."""

@@ -1,1 +1,0 @@
-"""Observers of an exchange: waits, traffic, traces, and the watchdog."""
