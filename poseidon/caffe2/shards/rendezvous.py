@@ -273,7 +273,7 @@ def check_own(address: str) -> None:
     except OSError as error:
         known = ", ".join(f"{name} ({own})" for name, own in interfaces().items())
         raise UsageError(
-            f"this host, {socket.gethostname()}, would publish {address}, which is none of its "
+            f"this host, {socket.gethostname()}, would publish {address}, which is not one of its "
             f"addresses; set --distributed_interfaces to one of its networks: {known}"
         ) from error
 

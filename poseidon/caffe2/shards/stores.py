@@ -194,7 +194,7 @@ class FolderStore(Store):
             except FileExistsError as error:
                 if time.monotonic() > deadline:
                     raise JobError(
-                        f"another process holds {lock} since more than {LOCK_TIMEOUT_S:g} s; "
+                        f"another process has held {lock} for more than {LOCK_TIMEOUT_S:g} s; "
                         "remove the file if none runs"
                     ) from error
                 time.sleep(FIRST_POLL_S)
