@@ -17,7 +17,7 @@ from ps_server.link_load import sending_s
 HEARTBEAT_S = 2.0
 
 
-class Heartbeat:
+class HeartbeatSender:
     """Sends the `alive` event.
 
     Args:

@@ -20,7 +20,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from poseidon.engine.heartbeat import Heartbeat
+from poseidon.engine.heartbeat import HeartbeatSender
 from poseidon.engine.requests import Requests
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
@@ -100,7 +100,7 @@ class LauncherConnection:
         self._documents: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.interruption = Interruption()
         """Ends the waits of this start; a request to pause makes it."""
-        self.heartbeat = Heartbeat(self.send)
+        self.heartbeat = HeartbeatSender(self.send)
         self.requests = Requests(notes)
         self.gone = threading.Event()
         """Set once the launcher has gone."""

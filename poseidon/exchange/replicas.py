@@ -47,7 +47,7 @@ PORTABLE_ROWS, PORTABLE_INPUTS = 16, 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class ArithmeticSample:
     """The results of one worker's processor for a fixed example.
 
     Attributes:
@@ -63,7 +63,7 @@ class Arithmetic:
     rank: int = 0
 
 
-def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
+def arithmetic_sample(tensors: Sequence[Trained]) -> ArithmeticSample:
     """Compute the example on this worker's device, with the rules of these tensors.
 
     It takes some milliseconds.
@@ -95,7 +95,7 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
         )
         products[kernel.value] = checksum(product)
     kinds = sorted({t.rule.kind for t in tensors} - {RuleKind.MEAN}, key=lambda kind: kind.value)
-    return Arithmetic(
+    return ArithmeticSample(
         processor=processor_name(device),
         rules=" ".join(_after_rule(kind, u_BN) for kind in kinds),
         products=products,
@@ -104,7 +104,7 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
 
 def introduce(
     control: JobControl, tensors: Sequence[Trained], own: Mapping[str, object], *, more: str = ""
-) -> tuple[list[dict[str, Any]], list[Arithmetic]]:
+) -> tuple[list[dict[str, Any]], list[ArithmeticSample]]:
     """Exchange what workers need to know of each other before they compute values themselves.
 
     All workers call it together.
@@ -127,7 +127,7 @@ def introduce(
     for rank, received in zip(control.ranks or range(len(gathered)), gathered, strict=True):
         try:
             offer = json.loads(received)
-            samples.append(value_of(Arithmetic, {**offer["arithmetic"], "rank": rank}))
+            samples.append(value_of(ArithmeticSample, {**offer["arithmetic"], "rank": rank}))
         except (ValueError, KeyError, TypeError) as error:
             raise RemoteProtocolError(
                 f"worker {rank} did not introduce itself to the others"
@@ -149,7 +149,7 @@ def offered_addresses(offers: Sequence[Mapping[str, Any]], name: str) -> list[st
     return addresses
 
 
-def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
+def common_kernel(samples: Sequence[ArithmeticSample], *, required: bool) -> Kernel:
     """Return the fastest kernel that computes the same bits on all workers.
 
     Args:
@@ -183,7 +183,7 @@ def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
     return Kernel.FUSED if everyone else Kernel.PORTABLE
 
 
-def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
+def check_rules(samples: Sequence[ArithmeticSample], *, required: bool) -> None:
     """Check that update rules compute the same bits on all workers, where each worker applies
     them itself.
 
@@ -361,7 +361,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _unequal(samples: Sequence[Arithmetic], results: Sequence[object]) -> str:
+def _unequal(samples: Sequence[ArithmeticSample], results: Sequence[object]) -> str:
     """Return the workers, grouped by equal results, with their processors."""
     groups: dict[object, list[int]] = {}
     for number, result in enumerate(results):

@@ -45,7 +45,7 @@ def _number_of_records(dataset: Sized) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordOrder:
+class SampleOrder:
     """The order of a dataset's records in each epoch, and which of them each virtual worker has.
 
     Attributes:
@@ -124,7 +124,7 @@ class SharedSampler(Sampler[int]):
         if records == 0:
             raise UsageError("the dataset is empty")
         self.own = own
-        self._order = RecordOrder(
+        self._order = SampleOrder(
             records=records,
             workers=workers,
             shuffle=shuffle,

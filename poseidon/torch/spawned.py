@@ -31,7 +31,7 @@ ENDED = (
 )
 LEFT = "left"
 """The last event of a process that leaves its place."""
-_PLACE = "poseidon.torch.spawned_place:Place"
+_PLACE = "poseidon.torch.spawned_place:SpawnedWorker"
 """Imported by processes that take a place, and not by the workers of a DataLoader."""
 _initialize = torch.distributed.distributed_c10d.init_process_group
 _PARAMETERS = signature(_initialize)

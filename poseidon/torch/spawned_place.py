@@ -20,8 +20,8 @@ _LAST = -100
 """The priority among the finalizers of `multiprocessing`, which run in decreasing order."""
 
 
-class Place:
-    """The place of a worker.
+class SpawnedWorker:
+    """A worker of the job in a spawned process.
 
     Args:
         link: to the worker.

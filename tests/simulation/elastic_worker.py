@@ -180,11 +180,11 @@ class ElasticWorker:
         self._course.holds(self._process, newest.iteration)
 
 
-class _Heartbeat(heartbeat.Heartbeat):
+class _Heartbeat(heartbeat.HeartbeatSender):
     """The real one, on a host that is idle."""
 
     def of_host(self) -> dict[str, object]:
-        """See `Heartbeat`."""
+        """See `HeartbeatSender`."""
         return {"sending_s": 0.0, "host_busy": 0.0}
 
 

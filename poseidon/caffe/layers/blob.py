@@ -37,7 +37,7 @@ def needs_host_copy(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-class Memory:
+class BlobMemory:
     """A flat float32 array, with copies on the host and the device.
 
     Args:
@@ -91,8 +91,8 @@ class Blob:
     def __init__(self, *shape: int, device: torch.device = CPU) -> None:
         self._device = device
         self._shape: Shape = ()
-        self._data: Memory | None = None
-        self._diff: Memory | None = None
+        self._data: BlobMemory | None = None
+        self._diff: BlobMemory | None = None
         self.reshape(*shape)
 
     @property
@@ -151,16 +151,16 @@ class Blob:
 
     # For the code that runs layers:
 
-    def data_memory(self) -> Memory:
+    def data_memory(self) -> BlobMemory:
         """Return the memory of the values, initially zeros."""
         if self._data is None:
-            self._data = Memory(torch.zeros(self.count, device=self._device))
+            self._data = BlobMemory(torch.zeros(self.count, device=self._device))
         return self._data
 
-    def diff_memory(self) -> Memory:
+    def diff_memory(self) -> BlobMemory:
         """Return the memory of the gradient, initially zeros."""
         if self._diff is None:
-            self._diff = Memory(torch.zeros(self.count, device=self._device))
+            self._diff = BlobMemory(torch.zeros(self.count, device=self._device))
         return self._diff
 
     def read_data(self) -> Tensor:
@@ -184,7 +184,7 @@ class Blob:
         self._shape = tuple(tensor.shape)
         self._device = tensor.device
         # `.data`, not `detach`: autograd must not count a write as an in-place change.
-        self._data = Memory(tensor.data.contiguous().reshape(-1))
+        self._data = BlobMemory(tensor.data.contiguous().reshape(-1))
         if self._diff is not None and self._diff.count < self.count:
             self._diff = None
 

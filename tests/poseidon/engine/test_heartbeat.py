@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from poseidon.engine.heartbeat import Heartbeat, gpu_reading
+from poseidon.engine.heartbeat import HeartbeatSender, gpu_reading
 from poseidon.engine.session import LoopPosition
 
 
@@ -29,7 +29,7 @@ def test_it_has_the_facts_of_the_work(
         sent.append({"event": event, **fields})
         heartbeat.close()
 
-    heartbeat = Heartbeat(send)
+    heartbeat = HeartbeatSender(send)
     heartbeat.facts.update(facts)
     wanted = iter([False, True])
     heartbeat.run(lambda: next(wanted))

@@ -19,7 +19,7 @@ from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.job_control import AloneDelivery, JobControl
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.exchange.replicas import (
-    Arithmetic,
+    ArithmeticSample,
     ReplicaCheck,
     arithmetic_sample,
     common_kernel,
@@ -42,7 +42,7 @@ print(json.dumps(asdict(arithmetic_sample(tensors))))
 """
 
 
-def sample_with(threads: int, variables: Mapping[str, str]) -> Arithmetic:
+def sample_with(threads: int, variables: Mapping[str, str]) -> ArithmeticSample:
     """The sample of a fresh process, with another number of threads or other vector
     instructions.
     """
@@ -55,11 +55,11 @@ def sample_with(threads: int, variables: Mapping[str, str]) -> Arithmetic:
         check=True,
         timeout=60,
     )
-    return value_of(Arithmetic, json.loads(done.stdout))
+    return value_of(ArithmeticSample, json.loads(done.stdout))
 
 
 @pytest.fixture(scope="module")
-def plain() -> Arithmetic:
+def plain() -> ArithmeticSample:
     """Of this process."""
     kinds = [kind for kind in RuleKind if kind is not RuleKind.MUON]
     return arithmetic_sample(
@@ -80,7 +80,7 @@ def plain() -> Arithmetic:
 )
 @pytest.mark.thorough
 def test_threads_and_vector_width_change_no_bit(
-    plain: Arithmetic, threads: int, variables: Mapping[str, str]
+    plain: ArithmeticSample, threads: int, variables: Mapping[str, str]
 ) -> None:
     found = sample_with(threads, variables)
     assert (found.rules, found.products) == (plain.rules, plain.products)
@@ -91,7 +91,7 @@ def test_threads_and_vector_width_change_no_bit(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here"
 )
 def test_a_processor_without_fused_multiply_add_makes_all_use_the_portable_kernel(
-    plain: Arithmetic,
+    plain: ArithmeticSample,
 ) -> None:
     old = sample_with(1, {"ONEDNN_MAX_CPU_ISA": "SSE41"})
     assert old.products[Kernel.FUSED.value] != plain.products[Kernel.FUSED.value]
@@ -100,9 +100,9 @@ def test_a_processor_without_fused_multiply_add_makes_all_use_the_portable_kerne
 
 def arithmetic(
     name: str, fused: str | None, portable: str, rules: str = "r", rank: int = 0
-) -> Arithmetic:
+) -> ArithmeticSample:
     products = {"portable": portable} if fused is None else {"fused": fused, "portable": portable}
-    return Arithmetic(processor=name, rules=rules, products=products, rank=rank)
+    return ArithmeticSample(processor=name, rules=rules, products=products, rank=rank)
 
 
 def test_where_they_are_mended_all_use_a_kernel_that_each_has() -> None:
@@ -123,7 +123,7 @@ def test_where_one_has_no_onednn_all_use_the_portable_kernel() -> None:
     ids=["products", "rules"],
 )
 def test_processors_with_nothing_in_common_are_named(
-    odd: Arithmetic, caplog: pytest.LogCaptureFixture
+    odd: ArithmeticSample, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = [arithmetic("New", "1", "2", rank=1), odd, arithmetic("New", "1", "2", rank=5)]
     with pytest.raises(JobError, match=r"^workers 1 and 5 \(New\) and worker 3 \(Old\) compute"):

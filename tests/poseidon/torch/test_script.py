@@ -20,7 +20,7 @@ import pytest
 
 from poseidon.engine.debugger import NO_DEBUGGER, refuse_breakpoints
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.heartbeat import Heartbeat
+from poseidon.engine.heartbeat import HeartbeatSender
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.observation import combined_statistics
 from poseidon.engine.process import run_work
@@ -470,7 +470,7 @@ def test_the_heartbeat_has_the_waits_of_a_script(
         def __init__(self) -> None:
             super().__init__()
             watchdog = Watchdog(now=lambda: float(next(seconds)))
-            self.heartbeat = Heartbeat(self.send, watchdog)
+            self.heartbeat = HeartbeatSender(self.send, watchdog)
             readings.append(watchdog)
 
     monkeypatch.setattr(sys.modules[__name__], "RecordingConnection", Recording)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from poseidon.caffe.layers import blob as blob_module
-from poseidon.caffe.layers.blob import Blob, BlobVec, Memory
+from poseidon.caffe.layers.blob import Blob, BlobMemory, BlobVec
 from poseidon.errors import UsageError
 
 
@@ -85,7 +85,7 @@ def test_learnable_blobs_are_added_by_extents() -> None:
 def test_the_newer_copy_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_module, "needs_host_copy", lambda _: True)
     device = torch.zeros(3)
-    memory = Memory(device)
+    memory = BlobMemory(device)
     memory.host()[0] = 1
     assert device.tolist() == [0, 0, 0]  # not asked for yet
     assert memory.read().tolist() == [1, 0, 0]
