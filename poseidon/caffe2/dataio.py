@@ -59,7 +59,7 @@ class Reader:
 
     def reset(self, net: Any) -> None:
         """Add to a net the operators that let the reader begin again."""
-        raise NotImplementedError("This reader cannot be resetted.")
+        raise NotImplementedError("This reader cannot be reset")
 
     def read_record(self, read_net: Any) -> tuple[Any, Any]:
         """Return what `read` does, with a record where the schema is known."""

@@ -65,7 +65,7 @@ class Session:
             AssertionError: the session is closed.
         """
         assert self.is_open(), "Session is closed."
-        assert runnable is not None, "Got a none runnable."
+        assert runnable is not None, "The runnable is None"
         self._run_compiled(self.compile(runnable, workspace_type, setup_net_list).obj)
 
     def close(self) -> None:

@@ -283,7 +283,7 @@ class Task(context.Managed):
         return self._workspace_type
 
     def _assert_not_used(self) -> None:
-        assert not self._already_used, "Cannot modify task since it is already been used."
+        assert not self._already_used, "This task has been used already and cannot be modified"
 
     def _notify_used(self) -> None:
         self.get_step()

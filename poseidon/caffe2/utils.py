@@ -197,11 +197,11 @@ def GetContentFromProtoString(
             return function(TryReadProtoWithClass(cls, s))
         except Exception:  # noqa: BLE001 (the next class may fit)
             continue
-    raise DecodeErrorOfAll("Cannot find a fit protobuf class.")
+    raise DecodeErrorOfAll("The text is not a message of any of these classes")
 
 
 class DecodeErrorOfAll(DecodeError):
-    """A text is a message of none of the classes."""
+    """The text fits none of the classes."""
 
 
 def ConvertProtoToBinary(proto_class: type[Message], filename: str, out_filename: str) -> None:

@@ -102,7 +102,9 @@ class ExecutionStep:
 
     def SetShouldStopBlob(self, should_stop_blob: BlobReference) -> None:
         """Set the blob, a boolean, that ends the iterations."""
-        assert isinstance(should_stop_blob, BlobReference), "expects BlobReference here"
+        assert isinstance(should_stop_blob, BlobReference), (
+            "should_stop_blob must be a BlobReference"
+        )
         self._step.should_stop_blob = str(should_stop_blob)
 
     def RunEveryMillis(self, interval: int) -> None:

@@ -112,11 +112,11 @@ def read_net(path: Path) -> NetDef:
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, text_format.ParseError, UnicodeError) as error:
-        raise SnapshotError(f"{path} holds no net of Caffe2: {error}") from error
+        raise SnapshotError(f"{path} is not a net of Caffe2: {error}") from error
     except RecursionError as error:
-        raise SnapshotError(f"{path} holds no net of Caffe2: its blocks are too deep") from error
+        raise SnapshotError(f"{path} is not a net of Caffe2: its blocks are too deep") from error
     if not net.op:
-        raise SnapshotError(f"{path} holds no net of Caffe2: it has no operators")
+        raise SnapshotError(f"{path} is not a net of Caffe2: it has no operators")
     return net
 
 
@@ -164,7 +164,7 @@ def _from_database(path: Path, shapes: Mapping[str, tuple[Shape, str]]) -> Predi
         )
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SnapshotError(f"{path} holds no predictor of Caffe2: {why}") from error
+        raise SnapshotError(f"{path} is not a predictor of Caffe2: {why}") from error
     for key in (
         predictor_constants.GLOBAL_INIT_NET_TYPE,
         predictor_constants.PREDICT_INIT_NET_TYPE,
@@ -174,7 +174,7 @@ def _from_database(path: Path, shapes: Mapping[str, tuple[Shape, str]]) -> Predi
             _run(workspace, init, path)
     net = parts.GetNet(meta, predictor_constants.PREDICT_NET_TYPE)
     if net is None:
-        raise SnapshotError(f"{path} holds no net that predicts")
+        raise SnapshotError(f"{path} has no net that predicts")
     inputs: dict[str, tuple[Shape, str]] = {}
     for name in parts.GetBlobs(meta, predictor_constants.INPUTS_BLOB_TYPE):
         blob = workspace.find(name)

@@ -78,7 +78,7 @@ class Optimizer:
         self._run(net, param_init_net, param)
 
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
-        raise NotImplementedError("Optimizer Need to Implement `run` method.")
+        raise NotImplementedError("An optimizer must implement `run`")
 
     # Names.
 
@@ -229,7 +229,7 @@ class Optimizer:
 
     def scale_learning_rate(self, *args: Any, **kwargs: Any) -> None:
         """Multiply the base learning rate; an optimizer without one refuses."""
-        raise NotImplementedError("Optimizer Need to Implement `scale_learning_rate` method.")
+        raise NotImplementedError("An optimizer must implement `scale_learning_rate`")
 
 
 class AlphaOptimizer(Optimizer):

@@ -36,7 +36,7 @@ class AttentionCell(RNNCell):
     ) -> None:
         """Set up a cell around the decoder's cell; see `rnn_cell.LSTMWithAttention`."""
         super().__init__(**kwargs)
-        assert attention_type in range(4), "the attention type is none of AttentionType"
+        assert attention_type in range(4), "the attention type is not a member of AttentionType"
         self.encoder_output_dim = encoder_output_dim
         self.encoder_outputs = encoder_outputs
         self.encoder_lengths = encoder_lengths

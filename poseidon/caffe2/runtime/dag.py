@@ -116,7 +116,7 @@ def _wait(
         if (stopped is not None and stopped()) or getattr(threading, "_SHUTTING_DOWN", False):
             if ready():
                 return True
-            raise Cancelled("The wait has ended: another part of the plan has failed or ended")
+            raise Cancelled("The wait has ended: a different part of the plan has failed or ended")
     return True
 
 

@@ -81,7 +81,7 @@ class Member:
             return value_of(cls, json.loads(data))
         except ValueError as error:
             raise JobError(
-                f"key '{key}' of the rendezvous holds nothing that a shard of Poseidon publishes"
+                f"key '{key}' of the rendezvous was not written by a shard of Poseidon"
             ) from error
 
 

@@ -136,7 +136,7 @@ class Shards:
     def look(self) -> None:
         """Raise PeerLost when another shard has reported a failure."""
         if self._failed.is_set():
-            raise PeerLost("could not go on with the other shards: one of them reports a failure")
+            raise PeerLost("cannot continue with the other shards: one of them reports a failure")
 
     def explain(self, error: PeerLost) -> CollectiveError:
         """Report a failure to the other shards; return the error that names the silent ones."""

@@ -111,7 +111,7 @@ def FetchTorch(name: Any) -> torch.Tensor:
     """
     value = current().get(StringifyBlobName(name)).value
     if not isinstance(value, torch.Tensor):
-        raise EnforceNotMet(f"The blob {name} holds no tensor of numbers")
+        raise EnforceNotMet(f"The blob {name} is not a tensor of numbers")
     return value
 
 

@@ -227,7 +227,9 @@ def policy_of(name: str, arguments: Arguments) -> Policy:
         ValueError: there is no policy of this name.
     """
     if name not in POLICIES:
-        raise ValueError(f"no learning rate policy is {name!r}; they are {', '.join(POLICIES)}")
+        raise ValueError(
+            f"there is no learning rate policy {name!r}; use one of {', '.join(POLICIES)}"
+        )
     return POLICIES[name](arguments)
 
 

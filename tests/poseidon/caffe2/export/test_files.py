@@ -129,8 +129,8 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="has no input 'picture'; it has data"):
         read_predictor(predict, init, {"picture": (1,)})
     for name, content, text in (
-        ("odd.pb", b"\xff\xff", "holds no net of Caffe2"),
-        ("odd.pbtxt", b"layer {", "holds no net of Caffe2"),
+        ("odd.pb", b"\xff\xff", "is not a net of Caffe2"),
+        ("odd.pbtxt", b"layer {", "is not a net of Caffe2"),
         ("empty.pb", b"", "it has no operators"),
         ("absent.pb", None, "cannot read"),
     ):
@@ -141,7 +141,7 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SnapshotError, match=r"absent.minidb: there is no such file$"):
         read_predictor(files / "absent.minidb", None, {})
     (files / "odd.minidb").write_bytes(b"nothing")
-    with pytest.raises(SnapshotError, match=r"odd.minidb holds no predictor of Caffe2"):
+    with pytest.raises(SnapshotError, match=r"odd.minidb is not a predictor of Caffe2"):
         read_predictor(files / "odd.minidb", None, {})
     (files / "value_info.json").write_text('{"data": 3}')
     with pytest.raises(SnapshotError, match="is not readable as shapes of inputs"):

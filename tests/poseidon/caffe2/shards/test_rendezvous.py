@@ -142,7 +142,7 @@ def test_a_loopback_address_serves_one_host_only(
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", json.dumps({"shard": 0}).encode()])
 def test_what_no_shard_has_published_is_refused(store: FolderStore, data: bytes) -> None:
     store.set("shard_0", data)
-    with pytest.raises(JobError, match=r"^key 'shard_0' of the rendezvous holds nothing"):
+    with pytest.raises(JobError, match=r"^key 'shard_0' of the rendezvous was not written"):
         come(store, 1, 2)
 
 

@@ -36,7 +36,7 @@ def test_settings_that_are_not_recorded(
 
 
 def test_an_unknown_policy_names_all() -> None:
-    with pytest.raises(RuntimeError, match="no learning rate policy is 'cubic'"):
+    with pytest.raises(RuntimeError, match="no learning rate policy 'cubic'"):
         run("LearningRate", [np.array([1])], base_lr=0.5, policy="cubic")
 
 
