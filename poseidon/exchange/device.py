@@ -210,9 +210,10 @@ class CudaDevice(Device):
             return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def pin(self, memory: Tensor) -> bool:
-        if memory.numel() and torch.cuda.cudart().cudaHostRegister(
-            memory.data_ptr(), memory.nbytes, 0
-        ):
+        if not memory.numel():
+            return True
+        # as a number: torch's object for success is true, too
+        if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
             with suppress(RuntimeError):  # the next kernel reports the error once more
                 torch.ones(1, device=self._device)
             return False

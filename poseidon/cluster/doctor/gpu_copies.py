@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,15 +17,23 @@ from torch import Tensor
 COPIES = 8
 
 
-def rate(target: Tensor, source: Tensor) -> float:
-    """Return the bytes a second of copies from one tensor to another."""
+def rate(target: Tensor, source: Tensor, wait: Callable[[], None]) -> float:
+    """Return the bytes a second of copies from one tensor to another.
+
+    Args:
+        wait: returns when they have ended.
+    """
     for count in (1, COPIES):  # the first is not measured
         began_s = time.perf_counter()
         for _ in range(count):
             target.copy_(source, non_blocking=True)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait()
     return COPIES * source.nbytes / (time.perf_counter() - began_s)
+
+
+def wait_of(device: torch.device) -> Callable[[], None]:
+    """Return what waits for the work of a device: not that of torch's current one."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
 
 def measure(devices: Sequence[torch.device], size_bytes: int = 64 << 20) -> list[dict[str, float]]:
@@ -34,7 +43,8 @@ def measure(devices: Sequence[torch.device], size_bytes: int = 64 << 20) -> list
         pinned = device.type == "cuda"
         host = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         there = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-        found.append({"to": rate(there, host), "back": rate(host, there)})
+        wait = wait_of(device)
+        found.append({"to": rate(there, host, wait), "back": rate(host, there, wait)})
     return found
 
 

@@ -107,6 +107,35 @@ def test_memory_out_of_reach_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> No
         device.borrow(b"")
 
 
+class Result:
+    """As pybind11 has the values of an enumeration: no object is false."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __int__(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize(("number", "is_pinned"), [(0, True), (712, False)])
+def test_memory_is_pinned_unless_the_driver_refuses(
+    number: int, is_pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    class Library:
+        @staticmethod
+        def cudaHostRegister(*arguments: int) -> Result:
+            asked.append(arguments)  # type: ignore[arg-type]
+            return Result(number)
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Library)
+    memory, device = torch.zeros(4), CudaDevice(torch.device("cpu"))
+    assert device.pin(memory) is is_pinned
+    assert asked == [(memory.data_ptr(), 16, 0)]
+    assert device.pin(torch.zeros(0))
+
+
 def lend_twos(ends: Connection) -> None:
     """Lend memory, and end once another process has changed it."""
     device = CudaDevice(torch.device("cuda", 0))
