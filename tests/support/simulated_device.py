@@ -10,6 +10,8 @@ Found as races, by vector clocks of the streams and of the host:
 * two streams use the same memory of the device, or the same host memory in copies, one of them
   writes, and no event or host wait lies between;
 * memory is freed while a stream other than the one that made it may still use it;
+* memory is used on a different stream than the one that made it, before the work that this one had
+  then, which may still use what was there before;
 * the host has written to host memory between the begin and the end of a copy from or to it. (What
   the host reads too early is NaN.)
 
@@ -65,6 +67,7 @@ EARLY = (0.0, 0.05, 0.4)
 """How probable it is that some work that is due runs when new work comes; one of them by draw."""
 
 
+BEFORE = "the work before the memory was taken"
 DEVICE_STREAMS = 1_000
 """Streams of different devices have different numbers."""
 
@@ -284,9 +287,14 @@ class SimulatedDevice(Device):
             address = plain.untyped_storage().data_ptr()
             block = self._blocks.get(address)
             if block is None:
-                block = _Block(self.current.number)
+                stream = self.current
+                block = _Block(stream.number)
                 if address:
                     self._blocks[address] = block
+                    stop, made = address + plain.untyped_storage().nbytes(), stream.clock
+                    block.accesses.append(
+                        _Access(address, stop, stream.number, made[stream.number], True, BEFORE, [])
+                    )
                 weakref.finalize(block, self._freed, block.home, block.accesses, block.kept)
             return SimulatedTensor(plain, self, block)
 

@@ -459,9 +459,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         receive, device = self._collectives.receiving(flat, sender, tag), _device_of(tensors)
 
         def run(copies: list[_Copy]) -> int:
+            ready.synchronize()  # before that, earlier work may use the memory of `flat`
             with device.on(device.stream()):
                 found = receive()
-                ready.synchronize()
                 copies += _fill(tensors, [flat])
             return found
 

@@ -366,6 +366,16 @@ def test_without_an_event_two_streams_race() -> None:
             values.zero_()
 
 
+def test_new_memory_may_still_be_in_use_on_the_stream_that_took_it() -> None:
+    """As of torch's allocator, which gives a stream what it has freed before its work has run."""
+    expected = pytest.raises(Race, match="what the work before the memory was taken")
+    with expected, simulated_devices(1, 0) as (device,):
+        torch.ones(4, device=device.torch).add_(1.0)
+        memory = torch.empty(4, device=device.torch)
+        with device.on(device.stream()):
+            memory.zero_()
+
+
 def steps_of(make: Make, device: SimulatedDevice, scenario: Scenario) -> list[dict[str, int]]:
     """Return how often the training loop has waited for the device in each step."""
     net = Net().to(device.torch)

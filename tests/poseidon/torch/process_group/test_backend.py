@@ -452,6 +452,26 @@ def test_large_tensors_pass_between_the_gpus_of_a_host_with_the_bits_of_cpus(
             assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)].count(False) == 0
 
 
+def test_memory_for_a_received_tensor_is_written_to_after_earlier_work() -> None:
+    """torch's allocator gives the stream what it has freed before its work has run."""
+
+    def run(mesh: Mesh) -> None:
+        device = devices[mesh.rank]
+        with group_of(mesh) as group:
+            group.barrier().wait()  # all connect
+            tensor = torch.full((LARGE,), float(mesh.rank), device=device.torch)
+            if mesh.rank == 1:
+                group.send([tensor], 0, 0).wait()
+            elif mesh.rank == 0:
+                group.recv([tensor], 1, 0).wait()
+                assert float(tensor.cpu()[LARGE - 1]) == 1.0
+            mesh.end()
+            mesh.flush()
+
+    with simulated_devices(SIZE, 5) as devices, meshes(SIZE, hosts=[range(SIZE)]) as made:
+        on_all(made, run)
+
+
 def test_a_script_does_not_wait_for_the_copy_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of the group does, and the stream."""
     ended, synchronize = threading.Event(), SimulatedEvent.synchronize
