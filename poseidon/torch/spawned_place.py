@@ -12,6 +12,7 @@ from poseidon.base import glog
 from poseidon.engine.document import ScriptDocument, document_of
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.process import report_error
+from poseidon.exchange.device import compute_on
 from poseidon.torch.script import ScriptWork
 from poseidon.torch.spawned import LEFT, Link
 from ps_server.numerics import prepare_process
@@ -41,6 +42,8 @@ class SpawnedWorker:
 
     def enter(self) -> None:
         """Take part in the job until this process ends."""
+        device = self._launcher.heartbeat.device = self._work.device
+        compute_on(device, self._work.document)
         self._launcher.start()
         self._part.enter_context(self._work.taking_part())
         multiprocessing.util.Finalize(None, self._leave, exitpriority=_LAST)

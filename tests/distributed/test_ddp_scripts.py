@@ -357,6 +357,7 @@ def train(rank, world_size, results, method="env://"):
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29500"
     init_process_group("gloo", init_method=method, rank=rank, world_size=world_size)
     assert get_backend() == "gloo" and os.environ["RANK"] == str(rank)
+    assert torch.are_deterministic_algorithms_enabled()
     model = DistributedDataParallel(build())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
@@ -413,7 +414,8 @@ def test_processes_that_a_script_starts_take_the_places_of_the_workers(
 ) -> None:
     (tmp_path / "train.py").write_text(SPAWNS, encoding="utf-8")
     hosts = f"--hostfile={machinefile(tmp_path, 2, 1)}"
-    done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py", *ways)
+    flags = ["--ddp", "--deterministic", hosts]
+    done = poseidon_here(tmp_path, "run", *flags, "train.py", *ways)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if " is right" in line or "ended" in line]
     assert lines == [*(f"{way} is right" for way in ways), "the script has ended"]
