@@ -59,6 +59,7 @@ class ScriptJob(Job):
             )
         if request.ddp:
             check_ddp(request)
+            _check_gpus_of_hosts(site.hosts)
         self._snapshot = find_snapshot(request.snapshot, CHECKPOINT) if request.snapshot else None
         self._resumed = _read_head(self._snapshot) if self._snapshot else None
         super().__init__(
@@ -296,6 +297,18 @@ _USUAL = {entry.name: entry.default for entry in fields(ScriptRequest)}
 def first_gpus(count: int) -> tuple[str, ...]:
     """Return the first GPUs of a host, as `devices_from_flag` names them."""
     return tuple(f"cuda:{number}" for number in range(count))
+
+
+def _check_gpus_of_hosts(hosts: Sequence[Host]) -> None:
+    """Refuse hosts whose workers have other GPUs than their scripts would take."""
+    for host in hosts:
+        devices = () if host.gpus in (None, "cpu") else devices_from_flag(host.gpus)
+        if devices != first_gpus(len(devices)):
+            raise UsageError(
+                f"gpus={host.gpus} of client {host.id} on {host.name} cannot be combined with "
+                "--ddp, whose scripts take the GPU of their LOCAL_RANK; use gpus=0,1,..., and "
+                "CUDA_VISIBLE_DEVICES on that machine for other GPUs"
+            )
 
 
 def _read_head(snapshot: Path) -> CheckpointHead:

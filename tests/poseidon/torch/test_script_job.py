@@ -78,6 +78,21 @@ def test_a_script_of_ddp_takes_the_first_gpus(
 
 
 @pytest.mark.parametrize(
+    ("gpus", "is_legal"), [(None, True), ("cpu", True), ("0,1", True), ("2,3", False)]
+)
+def test_hosts_give_a_script_of_ddp_their_first_gpus(
+    tmp_path: Path, gpus: str | None, is_legal: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    hosts = [Host(id=0, address="127.0.0.1", port=0, gpus=gpus)]
+    expected = r"gpus=2,3 of client 0 on 127\.0\.0\.1 .*LOCAL_RANK"
+    refused = nullcontext() if is_legal else pytest.raises(UsageError, match=expected)
+    with closing(Site(hosts, LocalDialer())) as site, refused:
+        ScriptJob(ScriptRequest(script=script, ddp=True), site)
+
+
+@pytest.mark.parametrize(
     ("workers", "is_told", "expected"),
     [(2, True, (0, 2, 4)), (4, True, (0, 1, 2, 3, 4)), (5, True, ()), (2, False, ())],
     ids=["fewer workers", "as many", "more", "of workers only"],
