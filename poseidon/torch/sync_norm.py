@@ -114,9 +114,10 @@ class _Forward:
             return
         assert layer.num_batches_tracked is not None
         layer.num_batches_tracked.add_(1)
-        weight = layer.momentum
-        if weight is None:  # a plain average
-            weight = 1.0 / float(layer.num_batches_tracked)
+        weight: float | Tensor | None = layer.momentum
+        if weight is None:  # a plain average, whose count stays on the device
+            count = layer.num_batches_tracked.double()
+            weight = count.reciprocal().to(layer.running_mean.dtype)
         unbiased_C = variance_C * (elements / max(elements - 1, 1))
         with torch.no_grad():
             layer.running_mean.lerp_(mean_C.to(layer.running_mean.dtype), weight)

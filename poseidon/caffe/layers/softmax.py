@@ -18,6 +18,7 @@ from poseidon.caffe.layers.rearrange import outside
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.proto.caffe_pb2 import LossParameter
 from poseidon.errors import DataError
+from poseidon.exchange.device import device_of
 
 # Caffe takes the logarithm of max(probability, FLT_MIN): a loss never exceeds 87.3365.
 LOG_FLT_MIN = math.log(torch.finfo(torch.float32).tiny)
@@ -53,7 +54,7 @@ class NegativeLogLikelihood(torch.autograd.Function):
         label_N1S: Tensor,
         ignored_N1S: Tensor | None,
         weight_N1S: Tensor | None,
-        normalizer: float,
+        normalizer: float | Tensor,
     ) -> tuple[Tensor, Tensor]:
         log_probability = torch.log_softmax(x_NCS, 1)
         losses = log_probability.gather(1, label_N1S).clamp_(min=LOG_FLT_MIN).neg_()
@@ -179,8 +180,8 @@ class SoftmaxWithLoss(Layer):
 
 def normalizer(
     mode: int, items: int, label: Tensor, ignored: Tensor | None, *, fixed: float = 1.0
-) -> float:
-    """Return the divisor of a loss over labels.
+) -> float | Tensor:
+    """Return the divisor of a loss over labels; a tensor where a device counts the ignored ones.
 
     Args:
         mode: a LossParameter.NormalizationMode.
@@ -195,8 +196,10 @@ def normalizer(
         return 1.0
     if mode == LossParameter.BATCH_SIZE:
         return max(1.0, float(items))
-    left_out = int(ignored.sum()) if mode == LossParameter.VALID and ignored is not None else 0
-    return max(1.0, float(label.numel() - left_out))
+    if mode != LossParameter.VALID or ignored is None:
+        return max(1.0, float(label.numel()))
+    counted = label.numel() - ignored.sum()
+    return max(1.0, float(counted)) if device_of(label.device).is_host else counted.clamp(min=1)
 
 
 def normalization(param: LossParameter) -> int:

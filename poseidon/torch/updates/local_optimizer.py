@@ -27,6 +27,7 @@ from poseidon.engine.packed import mapped, on_host
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
+from poseidon.exchange.device import device_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.options import DistributeOptions
@@ -43,7 +44,7 @@ from poseidon.torch.shards import (
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.optimizer import load_optimizer
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from ps_server.rules import clip_factor, plain_sum, sum_of_squares
+from ps_server.rules import clip_factor, norm_limit, plain_sum, sum_of_squares
 
 
 def is_synchronous(
@@ -119,14 +120,23 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         self.loop.check_step(LoopEvent.OPTIMIZE)
         self.loop.on(LoopEvent.OPTIMIZE)
         if self.plan.options.clip is not None:
-            gradients = [local_of(p.grad) for p in self._parameters if p.grad is not None]
-            squares = plain_sum(map(sum_of_squares, gradients))
-            if self.plan.shards:
-                squares = sum_over_host(squares, next(iter(self._parameters)))
-            factor = clip_factor(squares, self.plan.options.clip)
-            if factor != 1.0:
-                torch._foreach_mul_(gradients, factor)
+            self._clip(self.plan.options.clip)
         self._own.before_step()
+
+    def _clip(self, clip: float) -> None:
+        """Limit the norm of this worker's gradients. The script waits for a device only where a
+        module is divided.
+        """
+        gradients = [local_of(p.grad) for p in self._parameters if p.grad is not None]
+        if gradients and not (self.plan.shards or device_of(gradients[0].device).is_host):
+            torch._foreach_mul_(gradients, norm_limit(gradients, clip).float())
+            return
+        squares = plain_sum(map(sum_of_squares, gradients))
+        if self.plan.shards:
+            squares = sum_over_host(squares, next(iter(self._parameters)))
+        factor = clip_factor(squares, clip)
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
 
     def _after_step(
         self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]

@@ -130,10 +130,11 @@ def test_an_input_of_16_bits_keeps_its_type() -> None:
     together(1, lambda _: nn.SyncBatchNorm(5).bfloat16(), momentum, body)
 
 
-def test_a_layer_on_a_gpu_waits_once_for_its_sums() -> None:
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_layer_on_a_gpu_waits_once_for_its_sums(momentum: float | None) -> None:
     """They go to other workers and come back; the number of elements is on the host all the time."""
     with simulated_devices(1, 5) as (device,):
-        layer = nn.SyncBatchNorm(3).to(device.torch)
+        layer = nn.SyncBatchNorm(3, momentum=momentum).to(device.torch)
         forward = sync_norm._Forward(layer, lambda payload: [payload], lambda: True)
         x = torch.randn(4, 3, 2).to(device.torch)
         device.waits.clear()

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions, Outer
 from poseidon.torch.update_rules import SGD, Adam
@@ -25,6 +27,7 @@ from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate, WorkerO
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import Body, How, together
+from tests.support.simulated_device import simulated_devices
 
 STEPS, WORKERS = 8, 3
 BY_FLAGS = Membership(
@@ -347,3 +350,28 @@ def test_an_optimizer_trains_with_rounds_that_are_stale(tmp_path: Path) -> None:
             for end in ends[1:]:
                 for name, value in end.items():
                     torch.testing.assert_close(value, ends[0][name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_limit_on_the_norm_waits_for_no_device() -> None:
+    ends = []
+    with simulated_devices(1, 5) as (device,):
+        for where in (torch.device("cpu"), device.torch):
+            net = nn.Linear(3, 2)
+            nn.init.constant_(net.weight, 0.25)
+            nn.init.constant_(net.bias, 0.5)
+            net.to(where)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            context = WorkerContext(device=where)
+            options = DistributeOptions(local_steps=3, outer=OUTER, clip=0.1)
+            x = torch.linspace(-1, 1, 12).view(4, 3).to(where)
+            with join(net, optimizer, options, context) as group:
+                assert isinstance(group._update, LocalOptimizerUpdate)
+                for _ in range(2):
+                    device.waits.clear()
+                    net.zero_grad()
+                    net(x).square().sum().backward()
+                    group.step()
+                    assert not device.waits
+            ends.append([value.detach().cpu() for value in net.parameters()])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other)
