@@ -70,7 +70,7 @@ class ExchangeLeaves:
             stage=LeafStage.EXCHANGE,
             read=lambda: self._at_first(
                 {
-                    name: torch.tensor(array)
+                    name: torch.tensor(array, device="cpu")
                     for name, array in self._exchange.state.held_back().items()
                 }
             ),
@@ -178,7 +178,7 @@ class ExchangeLeaves:
         histories = self._exchange.state.histories().values()
         for trained, history in zip(self._tensors, histories, strict=True):
             count = history_count(trained.rule.kind)
-            arrays = [torch.tensor(array) for array in history]
+            arrays = [torch.tensor(array, device="cpu") for array in history]
             if not trained.statistics:
                 for at, named in enumerate(own):
                     named[trained.name] = arrays[count * at : count * (at + 1)]
@@ -220,9 +220,8 @@ class ExchangeLeaves:
         loaded = self._loaded or [()] * len(self._tensors)
         for trained, own in zip(self._tensors, loaded, strict=True):
             shape = trained.tensor.shape
-            arrays = (
-                [torch.zeros(shape)] * count if trained.statistics else outer.get(trained.name, [])
-            )
+            zeros = [torch.zeros(shape, device="cpu")] * count
+            arrays = zeros if trained.statistics else outer.get(trained.name, [])
             if len(arrays) != count or any(array.shape != shape for array in arrays):
                 raise SnapshotError(
                     f"the checkpoint has no outer history that fits '{trained.name}'"

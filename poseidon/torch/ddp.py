@@ -203,7 +203,7 @@ class BucketReducer(MeanReducer):
                 for u, v in tap.take():
                     gradient.addmm_(u.t(), v)
         distributed: Any = torch.distributed
-        least, most = torch.tensor(rows), torch.tensor(rows)
+        least, most = (torch.tensor(rows, device="cpu") for _ in range(2))
         distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
         distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
         for bucket, _ in self._waiting:

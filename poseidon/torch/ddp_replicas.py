@@ -160,8 +160,9 @@ class ComparedModule:
         distributed: Any = torch.distributed
         size = distributed.get_world_size(self._group)
         own = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-        distributed.all_gather(lengths, torch.tensor([len(own)]), group=self._group)
+        length = torch.tensor([len(own)], device="cpu")
+        lengths = [torch.zeros_like(length) for _ in range(size)]
+        distributed.all_gather(lengths, length, group=self._group)
         longest = max(int(length) for length in lengths)
         padded = torch.cat([own, own.new_zeros(longest - len(own))])
         parts = [torch.empty_like(padded) for _ in range(size)]

@@ -383,7 +383,7 @@ def sum_over_host(value: float, sharded: Tensor) -> float:
     together.
     """
     of: Any = sharded
-    total = torch.tensor(value, dtype=torch.float64)
+    total = torch.tensor(value, dtype=torch.float64, device="cpu")
     dist.all_reduce(total, group=of.device_mesh.get_group())
     return float(total)
 

@@ -155,7 +155,8 @@ class SharedLoader(DataLoader[Any]):
         found: dict[int, Iterator[Any]] = {}
         number: int | None = None
         if self.generator is not None and self._streams().divided:
-            number = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
+            place = torch.empty((), dtype=torch.int64, device=self.generator.device)
+            number = int(place.random_(generator=self.generator))
         for virtual_worker, loader in self._of.items():
             if number is not None:
                 seed = seed_of(virtual_worker, number)

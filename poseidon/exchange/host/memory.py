@@ -164,7 +164,8 @@ def _of_gpus(
 
     def pattern(owner: int, writer: int) -> Tensor:
         first = 1 + PATTERN_FLOATS * (owner * len(floats) + writer)
-        return torch.arange(first, first + PATTERN_FLOATS, dtype=torch.float32)
+        last = first + PATTERN_FLOATS
+        return torch.arange(first, last, dtype=torch.float32, device="cpu")
 
     def write(owner: int) -> None:
         slot(owner, rank).copy_(pattern(owner, rank).to(like.device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from poseidon.torch.update_rules import SGD, Adam
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
-from tests.support.module_groups import How, RecordingJob, together
+from tests.support.module_groups import How, RecordingJob, failures_of, together
 
 RECORDS, BATCH = 20, 4
 ADAM = Adam(lr=lambda step: 0.05 / (1 + step), eps=1e-3)
@@ -556,3 +557,38 @@ def test_a_run_that_computes_differently_says_so(tmp_path: Path) -> None:
     assert sentence.startswith(f"{path} was computed with ")
     assert ", float32, and this run computes with " in sentence
     assert ", float32, deterministic kernels: it continues correctly" in sentence
+
+
+@pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "torch"])
+def test_the_default_device_of_a_script_is_its_own(how: How) -> None:
+    """As torch.set_default_device("cuda"). A tensor on torch's meta device has no values."""
+    x, y = data().tensors
+
+    def trained(*, by_default: bool) -> list[dict[str, Tensor]]:
+        kept: dict[str, Any] = {}
+        ends: dict[int, dict[str, Tensor]] = {}
+
+        def run(rank: int, context: WorkerContext) -> None:
+            module = build(rank)
+            applied = how if isinstance(how, SGD) else how(module)  # type: ignore[operator]
+            default = torch.device("meta") if by_default else nullcontext()
+            with default, join(module, applied, DistributeOptions(), context) as group:
+                if kept:
+                    group.load_state_dict(copy.deepcopy(kept["state"]) if rank == 0 else None)
+                for _ in range(2):
+                    nn.functional.mse_loss(module(x[rank::2]), y[rank::2]).backward()
+                    group.step()
+                state = group.state_dict()
+                group.settle()
+            if rank == 0:
+                last.append(unpacked(packed(state), "a test"))
+            ends[rank] = copy.deepcopy(module.state_dict())
+
+        for _ in range(2):
+            last: list[Any] = []
+            for failure in failures_of(2, run):
+                raise failure
+            kept["state"] = last[0]
+        return [ends[0], ends[1]]
+
+    assert_same_bits(trained(by_default=True), trained(by_default=False))
