@@ -83,8 +83,14 @@ class Computation:
 
 def _type_of(device: torch.device) -> str:
     """Return in what torch computes products of float32."""
-    uses_tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return "tf32" if device.type == "cuda" and uses_tf32 else "float32"
+    if device.type != "cuda":
+        return "float32"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(cudnn, "conv"):  # torch 2.9; older flags cannot be read once a script sets these
+        uses_tf32 = "tf32" in (matmul.fp32_precision, cudnn.conv.fp32_precision)
+    else:
+        uses_tf32 = matmul.allow_tf32 or cudnn.allow_tf32
+    return "tf32" if uses_tf32 else "float32"
 
 
 def prepare_process(threads: int | None = None) -> None:

@@ -131,3 +131,21 @@ def test_a_gpu_is_named_with_the_libraries_that_bits_depend_on(
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
     name = numerics.processor_name(torch.device("cuda", 1))
     assert name == "NVIDIA H100, CUDA 12.8, cuDNN 91002, NCCL 2.27.3"
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="torch before 2.9")
+def test_what_a_script_sets_by_torchs_newer_flags_is_read() -> None:
+    """torch refuses to read the older flags then."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    try:
+        for products, convolutions, expected in (
+            ("ieee", "ieee", "float32"),
+            ("tf32", "ieee", "tf32"),
+            ("ieee", "tf32", "tf32"),
+        ):
+            matmul.fp32_precision, conv.fp32_precision = products, convolutions
+            assert numerics._type_of(torch.device("cuda", 0)) == expected
+            assert numerics.Computation.here(torch.device("cpu")).arithmetic == "float32"
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before
