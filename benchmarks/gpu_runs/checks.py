@@ -1,17 +1,19 @@
-"""Correctness of the paths that only a GPU has: streams, pinned copies, NCCL, autocast,
-torch.compile.
+"""Correctness of the paths that only a GPU has: streams, pinned copies, memory that processes lend
+each other, autocast, torch.compile.
 
-Each check trains a small net on workers that share the device, and compares its parameters with the
+Most checks train a small net on workers that share the device, and compare its parameters with the
 parameters of one process that trains on the whole batch. On a CPU the same code runs without
-streams and with gloo.
+streams.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +121,8 @@ def _checks(device: torch.device, compiler: str) -> dict[str, Callable[[], None]
             "copies to pinned memory on a side stream": lambda: check_copies(device),
         }
     )
+    if device.type == "cuda":
+        checks["memory lent to a second process"] = lambda: check_lent(device)
     return checks
 
 
@@ -247,6 +251,39 @@ def check_compiled(device: torch.device, compiler: str) -> None:
             group.settle()
             end = {name: value.detach().cpu() for name, value in module.state_dict().items()}
     require_equal(end, alone, "compiled")
+
+
+def add_one(ends: Connection, device: torch.device) -> None:
+    """Add one to memory that another process lends, and wait for that."""
+    own = device_of(device)
+    memory = own.borrow(ends.recv_bytes())
+    memory.add_(1.0)
+    own.synchronize()
+    del memory
+    ends.send_bytes(b"")
+
+
+def check_lent(device: torch.device) -> None:
+    """Check that another process can write to memory of the device.
+
+    Raises:
+        CheckFailed: it cannot, or it has written to different memory.
+    """
+    context, own = multiprocessing.get_context("spawn"), device_of(device)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=add_one, args=(theirs, device), daemon=True)
+    process.start()
+    theirs.close()
+    memory = torch.full((1000,), 2.0, device=device)
+    own.synchronize()
+    try:
+        ours.send_bytes(own.lend(memory))
+        ours.recv_bytes()
+    except (OSError, EOFError) as error:
+        raise CheckFailed("the second process cannot open the memory") from error
+    process.join()
+    if not bool((memory == 3.0).all()):
+        raise CheckFailed("the second process has written to different memory")
 
 
 def check_copies(device: torch.device) -> None:

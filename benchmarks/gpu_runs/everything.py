@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_runs.checks import CheckFailed, batches, build, loop, other_stream
-from benchmarks.gpu_runs.jobs import ROOT
+from benchmarks.gpu_runs.jobs import ROOT, lone_worker, shard_process
 from benchmarks.gpu_runs.nets import DeviceNet
 from benchmarks.gpu_runs.speed import SpeedEffort, System, contestants, device_name, measure_speed
 from benchmarks.testbed.tables import Table
@@ -156,6 +156,8 @@ def parts_of(
         **{
             f"precision, {net.name}": partial(precisions, net, device, effort) for net in caffe_nets
         },
+        # last: what it has begun makes all later work slow
+        "torch's sanitizer of streams": partial(sanitized, device),
     }
 
 
@@ -244,6 +246,47 @@ def counted_waits(device: torch.device) -> Iterator[list[str]]:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         found += [str(one.message) for one in caught if "synchroniz" in str(one.message)]
+
+
+def sanitized(device: torch.device) -> Table:
+    """Train a small net while torch checks the order of what the training loop does on streams.
+
+    Raises:
+        CheckFailed: two streams use a tensor, and no event is between.
+    """
+    rule, systems = SGD(lr=0.1, momentum=0.9), SYSTEMS[:3]
+    for system in systems:
+        with ExitStack() as stack:
+            context = WorkerContext(device=device)
+            if system.options is not None:
+                context = lone_worker(system.options, *stack.enter_context(shard_process()), device)
+            if device.type == "cuda":
+                stack.enter_context(_sanitizer(system.name))
+            module = build(device)
+            with join(module, rule, DistributeOptions(), context) as group:
+                loop(device, lambda: other_stream(device))(module, group)
+                group.settle()
+    return Table(
+        title="torch's sanitizer of streams",
+        head=("system", "result"),
+        rows=tuple((system.name, "good") for system in systems),
+        reading="It sees tensors of the GPU, by their first address, and the training loop's work.",
+        facts=tuple({"system": system.name} for system in systems),
+    )
+
+
+@contextmanager
+def _sanitizer(name: str) -> Iterator[None]:
+    # to import it makes all later work slow
+    from torch.cuda._sanitizer import CUDASanitizerErrors, cuda_sanitizer
+
+    cuda_sanitizer.enable()
+    try:
+        yield
+    except CUDASanitizerErrors as error:
+        raise CheckFailed(f"{name}: {error}; the text above has the tensors") from error
+    finally:
+        cuda_sanitizer.disable()
 
 
 def precisions(net: CaffeNet, device: torch.device, effort: SpeedEffort) -> Table:

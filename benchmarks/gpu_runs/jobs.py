@@ -131,7 +131,7 @@ def train(
 
     Args:
         workers: number of workers; 1 trains without shards.
-        kind: the exchange; not all-reduce, whose NCCL takes one process a GPU.
+        kind: the exchange.
         build: makes the module on its device, equal on all workers.
         how: the rule, or a function that makes the optimizer of a module.
         body: the training loop.
