@@ -314,6 +314,7 @@ class JobRequest(ComputeOptions, RunRequest):
         Section.OUTPUT,
         metavar="DIR",
         read=path,
+        rare=True,
     )
     metrics_port: int | None = option(
         None,
