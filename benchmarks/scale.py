@@ -9,10 +9,11 @@
     python benchmarks/scale.py forms --beside ../before
 
 All clients are on this machine, with a shard and workers of one thread each. With `--rate` each is
-a network namespace with a link of so many Mbit/s (0: as fast as the machine), and torchrun starts
-`poseidon worker` there. DDP has as many processes of torchrun, over gloo. Small nets train by SGD with momentum, by a rule of the shards;
-GPTs by AdamW. Jobs take turns. Each trains for a number of steps after some that do not count.
-`--beside DIR` also runs the jobs of another checkout, by turns, and adds columns for them.
+a network namespace with a link of so many Mbit/s (0: as fast as the machine), torchrun starts
+`poseidon worker` there, and what TCP alone carries with as many connections is printed first. DDP
+has as many processes of torchrun, over gloo. Small nets train by SGD with momentum, by a rule of
+the shards; GPTs by AdamW. Jobs take turns. Each trains for a number of steps after some that do not
+count. `--beside DIR` also runs the jobs of another checkout, by turns, and adds columns for them.
 
 `core-ms` is the processor time of all processes of a job, for a step and a worker, in
 milliseconds; `ms` the time of a step. A machine has fewer processors than workers, so that the
@@ -46,6 +47,7 @@ use_environment()
 from benchmarks.testbed.hosts import Host, Hosts
 from benchmarks.testbed.measurement_lock import alone
 from benchmarks.testbed.processes import ON_HOST
+from benchmarks.testbed.raw_tcp import mb_s
 from benchmarks.testbed.scale_worker import MEASURED, NETS, OF_JOB
 from poseidon.base.settings import inherited_environment
 from ps_server.protocol.placement import place
@@ -251,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hosts: Sequence[Host] = ()
         if flags.rate is not None:
             hosts = stack.enter_context(Hosts(2, rate_mbit=flags.rate or None))
+            print(f"TCP alone, {workers} connections each way: {mb_s(hosts, workers):.0f} MB/s")
         head = f"{'net':<8}{'workers':>8}{'clients':>8}{'chunks':>8}  {'job':<31}"
         print(f"{head}{'core-ms':>9}{'ms':>9}  ratio")
         for net in nets:

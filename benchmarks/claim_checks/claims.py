@@ -196,7 +196,7 @@ SENTENCES = (
     ),
     Sentence(
         page="docs/performance.md",
-        template="one worker through a shard has {gpu-alexnet} (AlexNet), {gpu-resnet-50} "
-        "(ResNet-50) and {gpu-gpt-2} (GPT-2) of the speed of plain torch",
+        template="a shard had {gpu-alexnet} (AlexNet), {gpu-resnet-50} (ResNet-50) and "
+        "{gpu-gpt-2} (GPT-2) of the speed of plain torch",
     ),
 )
