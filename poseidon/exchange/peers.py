@@ -137,10 +137,9 @@ class Peers(Generic[L]):
         self._ranks = ranks
         self._places = {linked: place for place, linked in enumerate(ranks)}
 
-    @property
     def neighbours(self) -> list[int]:
-        """The ranks of the others on this machine, over a network, once connected."""
-        near = self.links.neighbours if isinstance(self.links, WorkerLinks) else ()
+        """Return the ranks of the others on this machine, over a network, once connected."""
+        near = self.links.neighbours() if isinstance(self.links, WorkerLinks) else ()
         return [self._places[linked] for linked in near if linked in self._places]
 
     def names(self, ranks: Iterable[int]) -> str:

@@ -133,8 +133,7 @@ class WorkerLinks:
         self._listening = self._wire.listen(network.host, network.keys)
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         """The ranks of the other workers, in the order in which messages for all are sent."""
-        self.neighbours: list[int] = []
-        """Those on this machine, once connected."""
+        self._addresses: Sequence[str] = ()
         self._outboxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
         self._blocked: Retries[int] = Retries()
         self._numbers = count()
@@ -164,11 +163,16 @@ class WorkerLinks:
         if keys is not None:
             keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self.others))
         self._sending = self._wire.connect([addresses[rank] for rank in self.others], keys)
-        if self._network.wire is None:
-            self.neighbours = [rank for rank in self.others if is_local(addresses[rank])]
+        self._addresses = addresses
         join = join_message(self._network.rank, self._network.token)
         for rank in self.others:
             self._queue(rank, FIRST, join)
+
+    def neighbours(self) -> list[int]:
+        """Return the other workers on this machine, once connected: it asks the system for each."""
+        if self._network.wire is not None:
+            return []
+        return [rank for rank in self.others if is_local(self._addresses[rank])]
 
     def send(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
         """Send a message to some others; returns at once. Called under the monitor.

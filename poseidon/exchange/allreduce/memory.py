@@ -71,7 +71,8 @@ class SumsMemory:
         """Let the other workers of this machine open this memory, if the system has such memory.
         All workers call it once they are connected, before the first round.
         """
-        if not (self._is_host and self._peers.neighbours and self._layout.elements):
+        near = self._peers.neighbours() if self._is_host and self._layout.elements else []
+        if not near:
             return
         # AttributeError: a system without memfd
         with contextlib.suppress(OSError, AttributeError), self._peers.monitor:
@@ -79,7 +80,7 @@ class SumsMemory:
             memory[:NONCE_BYTES] = nonce = secrets.token_bytes(NONCE_BYTES)
             self.own = self._views(_floats_in(memory), self._peers.rank)
             where = os.getpid(), self._file
-            self._peers.send(self._peers.neighbours, "Memory", *where, payload=nonce)
+            self._peers.send(near, "Memory", *where, payload=nonce)
         self._peers.links.wake()
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
 """The sums of one worker: its memory of all buckets, and the thread that adds.
 
-A worker fills copies of all tensors (`memory.py`), one for each node of the tree whose sum it sends. The
-first copy takes the means. Law: a copy is written to only while nobody reads it.
+A worker fills copies of all tensors (`memory.py`), one for each node of the tree whose sum it sends.
+The first copy takes the means. Law: a copy is written to only while nobody reads it.
 
 * A worker's parts leave from its copies, and the mean of a slice overwrites them: its owner has had
   them all by then.
 * An owner's mean leaves from memory of its own, because this worker's next gradient overwrites the
   copy. Before the next one each other worker has sent a part of it, so it has the last one.
 
-A message to a worker that has opened this worker's memory has no payload: the receiver knows where the
-numbers are, and reads and adds them there.
+A message to a worker that has opened this worker's memory has no payload: the receiver knows where
+the numbers are, and reads and adds them there.
 """
 
 from __future__ import annotations
