@@ -377,7 +377,7 @@ def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bo
 
 
 def _awaits(position: ReportedPosition, other: ReportedPosition) -> bool:
-    """Return whether a worker waits for a call that another one has not begun."""
+    """Return whether a worker waits for a call that a different worker has not begun."""
     loop, call = position.loop, position.collection
     if loop is None or position.raised or call in ("", STEP):
         return False

@@ -7,8 +7,8 @@
 
 Laws:
 
-* A worker passes tensors to another one so only once that one has read the pattern. Before that,
-  and where it cannot, they pass through the host's memory. The values are the same.
+* A worker lends tensors only to workers that have read its pattern. Before that, and to workers
+  that cannot read it, tensors pass through the host's memory. The values are the same.
 * Between the processes nothing orders work but these messages. The owner of a block waits on the
   host for its copy before it sends the message, and so does the reader before it answers.
 * An owner writes to a block only while no one reads it, and leaves only then.
