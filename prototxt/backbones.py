@@ -6,17 +6,27 @@ Layers are named as in the models that the papers' authors released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
+from prototxt.parts import (
+    TWICE,
+    convolution,
+    fields,
+    for_both_phases,
+    gaussian,
+    header,
+    max_pool,
+    named,
+    put,
+    relu,
+)
 
 FROZEN = [{"lr_mult": 0, "decay_mult": 0}]
-TWICE = [{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 2, "decay_mult": 0}]
 Norm = Callable[[NetSpec, Any, str], Any]
 
 
@@ -48,17 +58,80 @@ class Anchors:
         return {"feat_stride": self.stride, "scale": list(self.scales), "ratio": list(self.ratios)}
 
 
-def header(about: str, paper: str, script: str, *, run: str = "", expect: str = "") -> str:
-    """Return the first lines of a definition."""
-    lines = [f"# {about}"]
-    lines += (
-        [f"# Run:     poseidon train --solver={run}"]
-        if run
-        else ["# This one is for use after training."]
-    )
-    lines += [f"# Expect:  {expect}"] if expect else []
-    lines += [f"# From:    {paper}", f"# Written by {script}: change that, not this."]
-    return "\n".join(lines) + "\n\n"
+def segmented(
+    name: str,
+    sources: tuple[str, str],
+    batch: int,
+    score: Callable[[NetSpec], Any],
+    *,
+    loss: Mapping[str, Any],
+    ignored: int | None,
+    transform: Mapping[str, Any] = {},
+) -> NetParameter:
+    """Return a net for training and tests that scores each pixel.
+
+    Args:
+        name: of the net.
+        sources: the lists of images for training and for tests.
+        batch: images of a worker in training.
+        score: adds the layers from `data` to the scores.
+        loss: fields of the loss, besides `ignored`.
+        ignored: the label of pixels that are left out; None: none.
+        transform: fields of the transformation.
+    """
+    specs = []
+    for phase, source in zip(("TRAIN", "TEST"), sources, strict=True):
+        train = phase == "TRAIN"
+        how = {"transform_param": {**transform, "mirror": train}} if transform else {}
+        n = NetSpec()
+        n.data, n.label = L.DenseImageData(
+            ntop=2,
+            include={"phase": phase},
+            dense_image_data_param={
+                "source": source,
+                "batch_size": batch if train else 1,
+                "shuffle": train,
+                "shared_file_system": True,
+            },
+            **how,
+        )
+        specs.append(n)
+    n, test = specs
+    top = score(n)
+    left_out = {} if ignored is None else {"ignore_label": ignored}
+    n.loss = L.SoftmaxWithLoss(top, n.label, loss_param={**left_out, **loss})
+    scored = {"accuracy_param": left_out} if left_out else {}
+    n.accuracy = L.Accuracy(top, n.label, include={"phase": "TEST"}, **scored)
+    return for_both_phases(name, n, test)
+
+
+def scored(name: str, size: tuple[int, int], score: Callable[[NetSpec], Any]) -> NetParameter:
+    """Return such a net for use, with the softmax of the scores."""
+    n = NetSpec()
+    n.data = L.Input(input_param={"shape": {"dim": [1, 3, *size]}})
+    n.prob = L.Softmax(score(n))
+    return named(name, n)
+
+
+def definitions(
+    folder: str,
+    *,
+    about: str,
+    paper: str,
+    expect: str,
+    train: NetParameter,
+    deploy: NetParameter,
+    solver: Mapping[str, Any],
+) -> dict[str, str]:
+    """Return the text of each file of a net, by its name; `solver` begins with the file for
+    training.
+    """
+    head = header(about, paper, folder, run="solver.prototxt", expect=expect)
+    return {
+        solver["net"]: f"{head}{train}",
+        "deploy.prototxt": f"{header(about, paper, folder, expect=expect)}{deploy}",
+        "solver.prototxt": head + fields(solver),
+    }
 
 
 def vgg(
@@ -78,19 +151,10 @@ def vgg(
         rates = FROZEN * 2 if stage <= frozen else TWICE
         for place in range(1, count + 1):
             name = f"{stage}_{place}"
-            n[f"conv{name}"] = L.Convolution(
-                top,
-                num_output=width,
-                kernel_size=3,
-                pad=1,
-                param=rates,
-                weight_filler={"type": "msra"},
-            )
-            n[f"relu{name}"] = L.ReLU(n[f"conv{name}"], in_place=True)
-            top = n[f"relu{name}"]
+            top = convolution(n, top, f"conv{name}", width, 3, pad=1, param=rates)
+            top = relu(n, top, f"relu{name}")
         if stage < len(widths):
-            n[f"pool{stage}"] = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=2, stride=2)
-            top = n[f"pool{stage}"]
+            top = max_pool(n, top, f"pool{stage}", kernel=2)
     return top
 
 
@@ -108,28 +172,13 @@ def batch_norm(n: NetSpec, bottom: Any, name: str, *, fixed: bool) -> Any:
     return n[f"scale{suffix}"]
 
 
-def convolution(
+def unit(
     n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, norm: Norm, **how: Any
 ) -> Any:
     """Add a convolution without a bias, and its normalization."""
-    dilation = how.pop("dilation", 1)
-    n[name] = L.Convolution(
-        bottom,
-        num_output=outputs,
-        kernel_size=kernel,
-        pad=dilation * (kernel // 2),
-        bias_term=False,
-        weight_filler={"type": "msra"},
-        **({"dilation": dilation} if dilation > 1 else {}),
-        **how,
-    )
-    return norm(n, n[name], name)
-
-
-def relu(n: NetSpec, bottom: Any, name: str) -> Any:
-    """Add a ReLU in place."""
-    n[f"{name}_relu"] = L.ReLU(bottom, in_place=True)
-    return n[f"{name}_relu"]
+    pad = how.get("dilation", 1) * (kernel // 2)
+    top = convolution(n, bottom, name, outputs, kernel, pad=pad, bias_term=False, **how)
+    return norm(n, top, name)
 
 
 def bottleneck(
@@ -144,22 +193,17 @@ def bottleneck(
     norm: Norm,
 ) -> Any:
     """Add a bottleneck of ResNet, whose stride is in the first 1x1 convolution."""
+    at = f"{name}_branch"
     shortcut = bottom
     if first:
-        shortcut = convolution(n, bottom, f"{name}_branch1", 4 * width, 1, norm, stride=stride)
-    top = relu(
-        n,
-        convolution(n, bottom, f"{name}_branch2a", width, 1, norm, stride=stride),
-        f"{name}_branch2a",
-    )
-    top = relu(
-        n,
-        convolution(n, top, f"{name}_branch2b", width, 3, norm, dilation=dilation),
-        f"{name}_branch2b",
-    )
-    top = convolution(n, top, f"{name}_branch2c", 4 * width, 1, norm)
-    n[name] = L.Eltwise(shortcut, top)
-    return relu(n, n[name], name)
+        shortcut = unit(n, bottom, f"{at}1", 4 * width, 1, norm, stride=stride)
+    top = unit(n, bottom, f"{at}2a", width, 1, norm, stride=stride)
+    top = relu(n, top, f"{at}2a_relu")
+    holes = {"dilation": dilation} if dilation > 1 else {}
+    top = unit(n, top, f"{at}2b", width, 3, norm, **holes)
+    top = relu(n, top, f"{at}2b_relu")
+    top = unit(n, top, f"{at}2c", 4 * width, 1, norm)
+    return relu(n, put(n, name, L.Eltwise(shortcut, top)), f"{name}_relu")
 
 
 def residual_stage(
@@ -195,7 +239,7 @@ def small(kernel: int, outputs: int, *, std: float = 0.01, pad: int = 0) -> dict
         "num_output": outputs,
         "pad": pad,
         "param": TWICE,
-        "weight_filler": {"type": "gaussian", "std": std},
+        "weight_filler": gaussian(std),
     }
 
 
@@ -205,9 +249,8 @@ def proposals(n: NetSpec, feature: Any, anchors: Anchors, width: int, *, train: 
 
     The net has the tops data and im_info, in training gt_boxes too.
     """
-    n["rpn_conv/3x3"] = L.Convolution(feature, **small(3, width, pad=1))
-    n["rpn_relu/3x3"] = L.ReLU(n["rpn_conv/3x3"], in_place=True)
-    top, count = n["rpn_relu/3x3"], anchors.count
+    top = put(n, "rpn_conv/3x3", L.Convolution(feature, **small(3, width, pad=1)))
+    top, count = relu(n, top, "rpn_relu/3x3"), anchors.count
     n.rpn_cls_score = L.Convolution(top, **small(1, 2 * count))
     n.rpn_bbox_pred = L.Convolution(top, **small(1, 4 * count))
     n.rpn_cls_score_reshape = L.Reshape(n.rpn_cls_score, shape={"dim": [0, 2, -1, 0]})
@@ -240,7 +283,7 @@ def proposals(n: NetSpec, feature: Any, anchors: Anchors, width: int, *, train: 
         )
     n.rpn_cls_prob = L.Softmax(n.rpn_cls_score_reshape)
     n.rpn_cls_prob_reshape = L.Reshape(n.rpn_cls_prob, shape={"dim": [0, 2 * count, -1, 0]})
-    n["rpn_rois" if train else "rois"] = L.Proposal(
+    regions = L.Proposal(
         n.rpn_cls_prob_reshape,
         n.rpn_bbox_pred,
         n.im_info,
@@ -249,7 +292,22 @@ def proposals(n: NetSpec, feature: Any, anchors: Anchors, width: int, *, train: 
         pre_nms_topn=6 * anchors.kept[0] if train else 6000,
         post_nms_topn=anchors.kept[0] if train else anchors.kept[1],
     )
-    return n["rpn_rois" if train else "rois"]
+    return put(n, "rpn_rois" if train else "rois", regions)
+
+
+def targets(n: NetSpec, found: Any, classes: int, regions: int, **how: Any) -> None:
+    """Add the regions `rois` to learn from, with their labels and coordinates."""
+    n.rois, n.labels, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights = (
+        L.ProposalTarget(
+            found,
+            n.gt_boxes,
+            ntop=5,
+            name="roi-data",
+            num_classes=classes,
+            batch_size=regions,
+            **how,
+        )
+    )
 
 
 def regions_source(n: NetSpec, source: str, mean: Sequence[float], **how: Any) -> None:
@@ -266,18 +324,3 @@ def regions_input(n: NetSpec, size: tuple[int, int]) -> None:
     """Add the tops data and im_info of a net for use."""
     n.data = L.Input(input_param={"shape": {"dim": [1, 3, *size]}})
     n.im_info = L.Input(input_param={"shape": {"dim": [1, 3]}})
-
-
-def solver_text(first: str, net: str, settings: dict[str, Any]) -> str:
-    shown = {
-        key: f'"{value}"' if isinstance(value, str) else f"{value}"
-        for key, value in settings.items()
-    }
-    lines = [f'net: "{net}"'] + [f"{key}: {value}" for key, value in shown.items()]
-    return first + "\n".join(lines) + "\n"
-
-
-def write(folder: str, definitions: dict[str, str]) -> None:
-    """Put the files into their folder."""
-    for name, text in definitions.items():
-        (Path(__file__).parent / folder / name).write_text(text)

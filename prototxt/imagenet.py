@@ -1,25 +1,18 @@
-"""What the ImageNet nets of this folder share: data layers, loss and scores, headers, and solvers.
-
-Each net has a script beside its definitions, run from the repository root as `python -m
-prototxt.<folder>.generate`.
-"""
+"""What the ImageNet nets of this folder share: data layers, loss and scores, and solvers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
+from prototxt.parts import database, fields, for_both_phases, header, named
 
 MEAN = (104, 117, 123)
 DATA = "examples/imagenet/ilsvrc12_{}_lmdb"
-# Rate and decay of a weight and of its bias, as Caffe's own models have them.
-TWICE = [{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 2, "decay_mult": 0}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +53,8 @@ class Recipe:
         return f"{self.stem}_{kind}.prototxt" if self.stem else f"{kind}.prototxt"
 
     def header(self, *, deploy: bool = False) -> str:
-        run = f"# Run:     poseidon train --solver=prototxt/{self.folder}/{self.file('solver')}"
-        lines = [
-            f"# {self.about}",
-            "# This one is for use after training." if deploy else run,
-            f"# Expect:  {self.expect}",
-            f"# From:    {self.paper}",
-            f"# Written by prototxt/{self.folder}/generate.py: change that, not this.",
-        ]
-        return "\n".join(lines) + "\n\n"
+        run = "" if deploy else self.file("solver")
+        return header(self.about, self.paper, self.folder, run=run, expect=self.expect)
 
     def data(self, phase: str) -> Any:
         """Add a Data layer of one phase; return its tops."""
@@ -79,18 +65,7 @@ class Recipe:
             transform["mirror"] = True
         source = DATA.format("train" if phase == "TRAIN" else "val")
         batch = self.batch if phase == "TRAIN" else 50
-        return L.Data(
-            ntop=2,
-            name="data",
-            include={"phase": phase},
-            transform_param=transform,
-            data_param={
-                "source": source,
-                "backend": P.Data.LMDB,
-                "batch_size": batch,
-                "shared_file_system": True,
-            },
-        )
+        return database(source, batch, phase, ntop=2, name="data", transform_param=transform)
 
     def train_val(self) -> NetParameter:
         test = NetSpec()
@@ -98,27 +73,18 @@ class Recipe:
         n = NetSpec()
         n.data, n.label = self.data("TRAIN")
         (self.heads or softmax_loss)(n, self.body(n, True))
-        net = n.to_proto()
-        layers = [net.layer[0], test.to_proto().layer[0], *net.layer[1:]]
-        return NetParameter(name=self.name, layer=layers)
+        return for_both_phases(self.name, n, test)
 
     def deploy(self) -> NetParameter:
         n = NetSpec()
         n.data = L.Input(shape={"dim": [1, 3, self.crop, self.crop]})
         n.prob = L.Softmax(self.body(n, False))
-        return NetParameter(name=self.name, layer=n.to_proto().layer)
+        return named(self.name, n)
 
     def solver_text(self) -> str:
-        lines = [
-            f'net: "{self.file("train_val")}"',
-            "test_iter: 1000",
-            "test_interval: 5000",
-            *(f"{key}: {shown(value)}" for key, value in self.solver.items()),
-            "display: 20",
-            "snapshot: 10000",
-            "solver_mode: GPU",
-        ]
-        return self.header() + "\n".join(lines) + "\n"
+        first = {"net": self.file("train_val"), "test_iter": 1000, "test_interval": 5000}
+        last = "display: 20\nsnapshot: 10000\nsolver_mode: GPU\n"
+        return self.header() + fields({**first, **self.solver}) + last
 
     def definitions(self) -> dict[str, str]:
         """Return the text of each file, by its name."""
@@ -129,11 +95,6 @@ class Recipe:
         }
 
 
-def shown(value: Any) -> str:
-    """Return a value as prototxt spells it."""
-    return f'"{value}"' if isinstance(value, str) else f"{value}"
-
-
 def softmax_loss(n: NetSpec, scores: Any) -> None:
     """One loss, and in tests the share of pictures whose class is the first, and among the first
     five.
@@ -141,9 +102,3 @@ def softmax_loss(n: NetSpec, scores: Any) -> None:
     n.loss = L.SoftmaxWithLoss(scores, n.label)
     n.accuracy = L.Accuracy(scores, n.label, include={"phase": "TEST"})
     n.accuracy_top5 = L.Accuracy(scores, n.label, top_k=5, include={"phase": "TEST"})
-
-
-def write(folder: str, definitions: Mapping[str, str]) -> None:
-    """Put the files into their folder."""
-    for name, text in definitions.items():
-        (Path(__file__).parent / folder / name).write_text(text)

@@ -6,62 +6,45 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import TWICE, Recipe, write
+from prototxt import parts
+from prototxt.imagenet import Recipe
+from prototxt.parts import TWICE, constant, dropout, gaussian, max_pool, put, relu, write
 
 
 def convolution(
-    n: NetSpec, bottom: Any, number: int, outputs: int, kernel: int, bias: int, **how: int
+    n: NetSpec, bottom: Any, number: int, outputs: int, kernel: int, bias: int, **how: Any
 ) -> Any:
-    name = f"conv{number}"
-    n[name] = L.Convolution(
-        bottom,
-        num_output=outputs,
-        kernel_size=kernel,
-        param=TWICE,
-        weight_filler={"type": "gaussian", "std": 0.01},
-        bias_filler={"type": "constant", "value": bias},
-        **how,
-    )
-    n[f"relu{number}"] = L.ReLU(n[name], in_place=True)
-    return n[f"relu{number}"]
+    """Add a convolution and its ReLU."""
+    fillers = {"weight_filler": gaussian(0.01), "bias_filler": constant(bias)}
+    how |= {"param": TWICE, **fillers}
+    top = parts.convolution(n, bottom, f"conv{number}", outputs, kernel, **how)
+    return relu(n, top, f"relu{number}")
 
 
-def pooled(n: NetSpec, bottom: Any, number: int, *, norm: bool) -> Any:
+def pooled(n: NetSpec, bottom: Any, number: int) -> Any:
     """Pooling, then normalization: the order in which CaffeNet differs from AlexNet."""
-    n[f"pool{number}"] = L.Pooling(bottom, pool=P.Pooling.MAX, kernel_size=3, stride=2)
-    if not norm:
-        return n[f"pool{number}"]
-    n[f"norm{number}"] = L.LRN(n[f"pool{number}"], local_size=5, alpha=1e-4, beta=0.75)
-    return n[f"norm{number}"]
+    top = max_pool(n, bottom, f"pool{number}")
+    return put(n, f"norm{number}", L.LRN(top, local_size=5, alpha=1e-4, beta=0.75))
 
 
 def body(n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `fc8`."""
-    top = pooled(n, convolution(n, n.data, 1, 96, 11, 0, stride=4), 1, norm=True)
-    top = pooled(n, convolution(n, top, 2, 256, 5, 1, pad=2, group=2), 2, norm=True)
+    top = pooled(n, convolution(n, n.data, 1, 96, 11, 0, stride=4), 1)
+    top = pooled(n, convolution(n, top, 2, 256, 5, 1, pad=2, group=2), 2)
     top = convolution(n, top, 3, 384, 3, 0, pad=1)
     top = convolution(n, top, 4, 384, 3, 1, pad=1, group=2)
-    top = pooled(n, convolution(n, top, 5, 256, 3, 1, pad=1, group=2), 5, norm=False)
-    for number in (6, 7):
-        n[f"fc{number}"] = L.InnerProduct(
-            top,
-            num_output=4096,
-            param=TWICE,
-            weight_filler={"type": "gaussian", "std": 0.005},
-            bias_filler={"type": "constant", "value": 1},
-        )
-        n[f"relu{number}"] = L.ReLU(n[f"fc{number}"], in_place=True)
-        n[f"drop{number}"] = L.Dropout(n[f"relu{number}"], dropout_ratio=0.5, in_place=True)
-        top = n[f"drop{number}"]
-    n.fc8 = L.InnerProduct(
-        top,
-        num_output=1000,
-        param=TWICE,
-        weight_filler={"type": "gaussian", "std": 0.01},
-        bias_filler={"type": "constant"},
-    )
-    return n.fc8
+    top = max_pool(n, convolution(n, top, 5, 256, 3, 1, pad=1, group=2), "pool5")
+    for number, outputs, std, bias in (
+        (6, 4096, 0.005, constant(1)),
+        (7, 4096, 0.005, constant(1)),
+        (8, 1000, 0.01, {"type": "constant"}),
+    ):
+        fillers = {"weight_filler": gaussian(std), "bias_filler": bias}
+        full = L.InnerProduct(top, num_output=outputs, param=TWICE, **fillers)
+        top = put(n, f"fc{number}", full)
+        if number < 8:
+            top = dropout(n, relu(n, top, f"relu{number}"), f"drop{number}", 0.5)
+    return top
 
 
 def definitions() -> dict[str, str]:

@@ -11,24 +11,12 @@ from typing import Any
 from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from prototxt.backbones import (
-    TWICE,
-    Anchors,
-    header,
-    proposals,
-    regions_input,
-    regions_source,
-    solver_text,
-    vgg,
-    write,
-)
+from prototxt import backbones
+from prototxt.backbones import Anchors, proposals, regions_input, regions_source, targets, vgg
+from prototxt.parts import MSRA, TWICE, dropout, gaussian, named, put, relu, write
 
 MEAN = (102.9801, 115.9465, 122.7717)
-ABOUT = (
-    "Faster R-CNN with VGG-16 on PASCAL VOC 2007: region proposals and their classes in one net."
-)
-PAPER = 'Ren, He, Girshick, Sun, "Faster R-CNN: towards real-time object detection with region proposal networks" (2015).'
-SCRIPT = "prototxt/faster_rcnn/generate.py"
+NAME = "VGG_ILSVRC_16_layers"
 ANCHORS = Anchors()
 
 
@@ -79,23 +67,15 @@ def heads(n: NetSpec, feature: Any, rois: Any, size: Size) -> tuple[Any, Any]:
     )
     top = n.pool5
     for number in (6, 7):
-        n[f"fc{number}"] = L.InnerProduct(
-            top, num_output=size.hidden, param=TWICE, weight_filler={"type": "msra"}
-        )
-        n[f"relu{number}"] = L.ReLU(n[f"fc{number}"], in_place=True)
-        top = n[f"relu{number}"]
+        full = L.InnerProduct(top, num_output=size.hidden, param=TWICE, weight_filler=MSRA)
+        top = relu(n, put(n, f"fc{number}", full), f"relu{number}")
         if size.dropout:
-            n[f"drop{number}"] = L.Dropout(top, dropout_ratio=size.dropout, in_place=True)
-            top = n[f"drop{number}"]
-    n.cls_score = L.InnerProduct(
-        top, num_output=size.classes, param=TWICE, weight_filler={"type": "gaussian", "std": 0.01}
-    )
-    n.bbox_pred = L.InnerProduct(
-        top,
-        num_output=4 * size.classes,
-        param=TWICE,
-        weight_filler={"type": "gaussian", "std": 0.001},
-    )
+            top = dropout(n, top, f"drop{number}", size.dropout)
+    for name, outputs, std in (
+        ("cls_score", size.classes, 0.01),
+        ("bbox_pred", 4 * size.classes, 0.001),
+    ):
+        n[name] = L.InnerProduct(top, num_output=outputs, param=TWICE, weight_filler=gaussian(std))
     return n.cls_score, n.bbox_pred
 
 
@@ -105,24 +85,13 @@ def train(size: Size = Size()) -> NetParameter:
     regions_source(n, size.source, MEAN, scale=size.scale)
     feature = vgg(n, n.data, size.widths, size.counts, frozen=size.frozen)
     found = proposals(n, feature, size.anchors, size.rpn, train=True)
-    n.rois, n.labels, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights = (
-        L.ProposalTarget(
-            found,
-            n.gt_boxes,
-            ntop=5,
-            name="roi-data",
-            num_classes=size.classes,
-            batch_size=size.regions,
-        )
-    )
+    targets(n, found, size.classes, size.regions)
     score, boxes = heads(n, feature, n.rois, size)
     n.loss_cls = L.SoftmaxWithLoss(score, n.labels, propagate_down=[True, False], loss_weight=1)
     n.loss_bbox = L.SmoothL1Loss(
         boxes, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights, loss_weight=1
     )
-    net = n.to_proto()
-    net.name = "VGG_ILSVRC_16_layers"
-    return net
+    return named(NAME, n)
 
 
 def deploy(size: Size = Size()) -> NetParameter:
@@ -133,39 +102,36 @@ def deploy(size: Size = Size()) -> NetParameter:
     found = proposals(n, feature, size.anchors, size.rpn, train=False)
     score, _ = heads(n, feature, found, size)
     n.cls_prob = L.Softmax(score)
-    net = n.to_proto()
-    net.name = "VGG_ILSVRC_16_layers"
-    return net
+    return named(NAME, n)
 
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    run, expect = (
-        "prototxt/faster_rcnn/solver.prototxt",
-        "0.699 mAP on VOC 2007 test, as the paper.",
+    return backbones.definitions(
+        "faster_rcnn",
+        about="Faster R-CNN with VGG-16 on PASCAL VOC 2007: region proposals and their classes in "
+        "one net.",
+        paper='Ren, He, Girshick, Sun, "Faster R-CNN: towards real-time object detection with '
+        'region proposal networks" (2015).',
+        expect="0.699 mAP on VOC 2007 test, as the paper.",
+        train=train(),
+        deploy=deploy(),
+        solver={
+            "net": "train.prototxt",
+            "base_lr": 0.001,
+            "lr_policy": "step",
+            "gamma": 0.1,
+            "stepsize": 50000,
+            "max_iter": 70000,
+            "display": 20,
+            "average_loss": 100,
+            "momentum": 0.9,
+            "weight_decay": 0.0005,
+            "snapshot": 10000,
+            "snapshot_prefix": "vgg16_faster_rcnn",
+            "iter_size": 2,
+        },
     )
-    return {
-        "train.prototxt": header(ABOUT, PAPER, SCRIPT, run=run, expect=expect) + str(train()),
-        "deploy.prototxt": header(ABOUT, PAPER, SCRIPT, expect=expect) + str(deploy()),
-        "solver.prototxt": solver_text(
-            header(ABOUT, PAPER, SCRIPT, run=run, expect=expect),
-            "train.prototxt",
-            {
-                "base_lr": 0.001,
-                "lr_policy": "step",
-                "gamma": 0.1,
-                "stepsize": 50000,
-                "max_iter": 70000,
-                "display": 20,
-                "average_loss": 100,
-                "momentum": 0.9,
-                "weight_decay": 0.0005,
-                "snapshot": 10000,
-                "snapshot_prefix": "vgg16_faster_rcnn",
-                "iter_size": 2,
-            },
-        ),
-    }
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Writes the definitions of FCN-32s and FCN-8s beside this file: `python
-prototxt/fcn/generate.py [FOLDER]`.
+"""Writes FCN-32s and FCN-8s: `python -m prototxt.fcn.generate`.
 
 Layers are named as in the models that the paper's authors released; `coord_map.crop` finds where
 the scores are cut.
@@ -7,27 +6,37 @@ the scores are cut.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P
 from poseidon.pycaffe.coord_map import crop
+from prototxt.parts import (
+    TWICE,
+    database,
+    dropout,
+    family,
+    for_both_phases,
+    max_pool,
+    named,
+    put,
+    relu,
+    write,
+)
 
 CLASSES = 21
-NETS = (32, 8)
+# The rate of each net, by its stride.
+RATES = {32: 1e-10, 8: 1e-14}
 BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 MEAN = [104.00699, 116.66877, 122.67892]
-LEARNED = [{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 2, "decay_mult": 0}]
 
 
 def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, pad: int) -> Any:
     """Add a convolution and its ReLU."""
-    n[name] = L.Convolution(bottom, num_output=outputs, kernel_size=kernel, pad=pad, param=LEARNED)
-    n[f"relu{name.removeprefix('conv')}"] = L.ReLU(n[name], in_place=True)
-    return n[f"relu{name.removeprefix('conv')}"]
+    layer = L.Convolution(bottom, num_output=outputs, kernel_size=kernel, pad=pad, param=TWICE)
+    return relu(n, put(n, name, layer), f"relu{name.removeprefix('conv')}")
 
 
 def vgg16(n: NetSpec) -> Any:
@@ -39,17 +48,15 @@ def vgg16(n: NetSpec) -> Any:
         for index in range(1, count + 1):
             pad = 100 if block == index == 1 else 1
             top = convolution(n, top, f"conv{block}_{index}", outputs, 3, pad)
-        n[f"pool{block}"] = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=2, stride=2)
-        top = n[f"pool{block}"]
+        top = max_pool(n, top, f"pool{block}", kernel=2)
     for name, kernel in (("fc6", 7), ("fc7", 1)):
         top = convolution(n, top, name, 4096, kernel, 0)
-        n[f"drop{name[-1]}"] = L.Dropout(top, dropout_ratio=0.5, in_place=True)
-        top = n[f"drop{name[-1]}"]
+        top = dropout(n, top, f"drop{name[-1]}", 0.5)
     return top
 
 
 def score(bottom: Any) -> Any:
-    return L.Convolution(bottom, num_output=CLASSES, kernel_size=1, pad=0, param=LEARNED)
+    return L.Convolution(bottom, num_output=CLASSES, kernel_size=1, pad=0, param=TWICE)
 
 
 def upscore(bottom: Any, factor: int) -> Any:
@@ -87,29 +94,17 @@ def body(n: NetSpec, stride: int) -> Any:
     return n.score
 
 
-def database(kind: str, part: str, **how: Any) -> Any:
-    """Pictures or their labels: records of two databases that belong together by their order."""
-    return L.Data(
-        include={"phase": part.upper()},
-        data_param={
-            "source": f"examples/fcn/{part}_{kind}_lmdb",
-            "backend": P.Data.LMDB,
-            "batch_size": 1,
-            "shared_file_system": True,
-        },
-        **how,
-    )
-
-
 def sources(part: str) -> NetSpec:
-    n = NetSpec()
-    n.data = database("image", part, transform_param={"mean_value": MEAN})
-    n.label = database("label", part)
+    """Pictures and their labels: records of two databases that belong together by their order."""
+    n, phase = NetSpec(), part.upper()
+    for kind in ("image", "label"):
+        how = {"transform_param": {"mean_value": MEAN}} if kind == "image" else {}
+        source = f"examples/fcn/{part}_{kind}_lmdb"
+        n["data" if kind == "image" else "label"] = database(source, 1, phase, **how)
     return n
 
 
-def train_val(stride: int) -> str:
-    test_sources = list(sources("test").to_proto().layer)
+def train_val(stride: int) -> NetParameter:
     n = sources("train")
     body(n, stride)
     n.loss = L.SoftmaxWithLoss(
@@ -118,59 +113,44 @@ def train_val(stride: int) -> str:
     n.accuracy = L.Accuracy(
         n.score, n.label, accuracy_param={"ignore_label": 255}, include={"phase": "TEST"}
     )
-    net = n.to_proto()
-    rest = [layer for layer in net.layer if layer.type != "Data"]
-    layers = [*(layer for layer in net.layer if layer.type == "Data"), *test_sources, *rest]
-    del net.layer[:]
-    net.layer.extend(layers)
-    net.name = f"FCN-{stride}s"
-    return str(net)
+    return for_both_phases(f"FCN-{stride}s", n, sources("test"))
 
 
-def deploy(stride: int) -> str:
+def deploy(stride: int) -> NetParameter:
     n = NetSpec()
     n.data = L.Input(shape={"dim": [1, 3, 500, 500]})
     body(n, stride)
-    net = n.to_proto()
-    net.name = f"FCN-{stride}s"
-    return str(net)
-
-
-def solver(stride: int) -> str:
-    rate = {32: "1e-10", 8: "1e-14"}[stride]
-    return f"""# FCN-{stride}s: begins with the weights of VGG-16 (or of the coarser net), one picture a step, the loss summed over pixels.
-# Run:     poseidon train --solver=prototxt/fcn/fcn{stride}s_solver.prototxt --weights=...
-
-net: "fcn{stride}s_train_val.prototxt"
-test_iter: 736
-test_interval: 4000
-base_lr: {rate}
-lr_policy: "fixed"
-momentum: 0.99
-weight_decay: 0.0005
-display: 20
-average_loss: 20
-max_iter: 100000
-snapshot: 4000
-solver_mode: GPU
-"""
+    return named(f"FCN-{stride}s", n)
 
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    files = {}
-    for stride in NETS:
-        about = f"# FCN-{stride}s on PASCAL VOC (Long et al., 2015). Written by generate.py: change that, not this.\n"
-        run = f"# Run:     poseidon train --solver=prototxt/fcn/fcn{stride}s_solver.prototxt --weights=...\n\n"
-        files[f"fcn{stride}s_train_val.prototxt"] = about + run + train_val(stride)
-        files[f"fcn{stride}s_deploy.prototxt"] = (
-            f"{about}# This one is for use after training.\n\n{deploy(stride)}"
+    files: dict[str, str] = {}
+    for stride, rate in RATES.items():
+        files |= family(
+            "fcn",
+            f"fcn{stride}s",
+            f"FCN-{stride}s on PASCAL VOC (Long et al., 2015)",
+            train_val(stride),
+            deploy(stride),
+            {
+                "test_iter": 736,
+                "test_interval": 4000,
+                "base_lr": rate,
+                "lr_policy": "fixed",
+                "momentum": 0.99,
+                "weight_decay": 0.0005,
+                "display": 20,
+                "average_loss": 20,
+                "max_iter": 100000,
+                "snapshot": 4000,
+            },
+            recipe=f"FCN-{stride}s: begins with the weights of VGG-16 (or of the coarser net), one "
+            "picture a step, the loss summed over pixels.",
+            flags=" --weights=...",
         )
-        files[f"fcn{stride}s_solver.prototxt"] = solver(stride)
     return files
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    for name, text in definitions().items():
-        (folder / name).write_text(text)
+    write("fcn", definitions())

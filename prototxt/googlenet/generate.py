@@ -6,8 +6,19 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import TWICE, Recipe, write
+from prototxt import parts
+from prototxt.imagenet import Recipe
+from prototxt.parts import (
+    TWICE,
+    XAVIER,
+    constant,
+    dropout,
+    max_pool,
+    mean_pool,
+    put,
+    relu,
+    write,
+)
 
 # Outputs of 1x1, 3x3_reduce, 3x3, 5x5_reduce, 5x5 and pool_proj.
 MODULES = {
@@ -21,24 +32,22 @@ MODULES = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-FILLERS = {"weight_filler": {"type": "xavier"}, "bias_filler": {"type": "constant", "value": 0.2}}
+FILLERS = {"weight_filler": XAVIER, "bias_filler": constant(0.2)}
 # The module after which each loss half way stands.
 SIDES = {"4a": "loss1", "4d": "loss2"}
 
 
-def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
+def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: Any) -> Any:
     """Add a convolution and its ReLU."""
-    n[name] = L.Convolution(
-        bottom, num_output=outputs, kernel_size=kernel, param=TWICE, **how, **FILLERS
-    )
+    how |= {"param": TWICE, **FILLERS}
     folder, _, last = name.rpartition("/")
-    n[f"{folder}/relu_{last}"] = L.ReLU(n[name], in_place=True)
-    return n[f"{folder}/relu_{last}"]
+    top = parts.convolution(n, bottom, name, outputs, kernel, **how)
+    return relu(n, top, f"{folder}/relu_{last}")
 
 
-def max_pool(n: NetSpec, bottom: Any, name: str, **how: int) -> Any:
-    n[name] = L.Pooling(bottom, pool=P.Pooling.MAX, kernel_size=3, **how)
-    return n[name]
+def normalized(n: NetSpec, bottom: Any, name: str) -> Any:
+    """Add normalization over channels."""
+    return put(n, name, L.LRN(bottom, local_size=5, alpha=1e-4, beta=0.75))
 
 
 def inception(n: NetSpec, bottom: Any, name: str) -> Any:
@@ -51,19 +60,14 @@ def inception(n: NetSpec, bottom: Any, name: str) -> Any:
     ways.append(convolution(n, small, f"{at}/5x5", five, 5, pad=2))
     pooled = max_pool(n, bottom, f"{at}/pool", stride=1, pad=1)
     ways.append(convolution(n, pooled, f"{at}/pool_proj", pool, 1))
-    n[f"{at}/output"] = L.Concat(*ways)
-    return n[f"{at}/output"]
+    return put(n, f"{at}/output", L.Concat(*ways))
 
 
 def classifier(n: NetSpec, bottom: Any, name: str, outputs: int, bias: float) -> Any:
-    n[name] = L.InnerProduct(
-        bottom,
-        num_output=outputs,
-        param=TWICE,
-        weight_filler={"type": "xavier"},
-        bias_filler={"type": "constant", "value": bias},
+    full = L.InnerProduct(
+        bottom, num_output=outputs, param=TWICE, weight_filler=XAVIER, bias_filler=constant(bias)
     )
-    return n[name]
+    return put(n, name, full)
 
 
 def scored(n: NetSpec, scores: Any, at: str, number: int, weight: float) -> None:
@@ -74,36 +78,30 @@ def scored(n: NetSpec, scores: Any, at: str, number: int, weight: float) -> None
 
 
 def side_loss(n: NetSpec, bottom: Any, name: str) -> None:
-    n[f"{name}/ave_pool"] = L.Pooling(bottom, pool=P.Pooling.AVE, kernel_size=5, stride=3)
-    n[f"{name}/conv"] = L.Convolution(
-        n[f"{name}/ave_pool"], num_output=128, kernel_size=1, param=TWICE, **FILLERS
-    )
-    n[f"{name}/relu_conv"] = L.ReLU(n[f"{name}/conv"], in_place=True)
-    hidden = classifier(n, n[f"{name}/relu_conv"], f"{name}/fc", 1024, 0.2)
-    n[f"{name}/relu_fc"] = L.ReLU(hidden, in_place=True)
-    n[f"{name}/drop_fc"] = L.Dropout(n[f"{name}/relu_fc"], dropout_ratio=0.7, in_place=True)
-    scores = classifier(n, n[f"{name}/drop_fc"], f"{name}/classifier", 1000, 0)
+    top = mean_pool(n, bottom, f"{name}/ave_pool", kernel_size=5, stride=3)
+    top = convolution(n, top, f"{name}/conv", 128, 1)
+    top = relu(n, classifier(n, top, f"{name}/fc", 1024, 0.2), f"{name}/relu_fc")
+    top = dropout(n, top, f"{name}/drop_fc", 0.7)
+    scores = classifier(n, top, f"{name}/classifier", 1000, 0)
     scored(n, scores, name, 1 if name == "loss1" else 2, 0.3)
 
 
 def body(n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `loss3/classifier`; in training with the losses half way."""
     top = convolution(n, n.data, "conv1/7x7_s2", 64, 7, stride=2, pad=3)
-    top = max_pool(n, top, "pool1/3x3_s2", stride=2)
-    n["pool1/norm1"] = L.LRN(top, local_size=5, alpha=1e-4, beta=0.75)
-    top = convolution(n, n["pool1/norm1"], "conv2/3x3_reduce", 64, 1)
+    top = normalized(n, max_pool(n, top, "pool1/3x3_s2"), "pool1/norm1")
+    top = convolution(n, top, "conv2/3x3_reduce", 64, 1)
     top = convolution(n, top, "conv2/3x3", 192, 3, pad=1)
-    n["conv2/norm2"] = L.LRN(top, local_size=5, alpha=1e-4, beta=0.75)
-    top = max_pool(n, n["conv2/norm2"], "pool2/3x3_s2", stride=2)
+    top = max_pool(n, normalized(n, top, "conv2/norm2"), "pool2/3x3_s2")
     for name in MODULES:
         top = inception(n, top, name)
         if train and name in SIDES:
             side_loss(n, top, SIDES[name])
         if name in ("3b", "4e"):
-            top = max_pool(n, top, f"pool{int(name[0])}/3x3_s2", stride=2)
-    n["pool5/7x7_s1"] = L.Pooling(top, pool=P.Pooling.AVE, kernel_size=7, stride=1)
-    n["pool5/drop_7x7_s1"] = L.Dropout(n["pool5/7x7_s1"], dropout_ratio=0.4, in_place=True)
-    return classifier(n, n["pool5/drop_7x7_s1"], "loss3/classifier", 1000, 0)
+            top = max_pool(n, top, f"pool{name[0]}/3x3_s2")
+    top = mean_pool(n, top, "pool5/7x7_s1", kernel_size=7, stride=1)
+    top = dropout(n, top, "pool5/drop_7x7_s1", 0.4)
+    return classifier(n, top, "loss3/classifier", 1000, 0)
 
 
 def definitions() -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import TWICE, Recipe, write
+from prototxt.imagenet import Recipe
+from prototxt.parts import MSRA, TWICE, XAVIER, dropout, max_pool, mean_pool, normalized, put, write
 
 # One convolution: outputs, height and width of its kernel. It keeps the size of the map, unless it
 # strides.
@@ -20,7 +20,7 @@ def convolution(
 ) -> Any:
     """Add a convolution without bias, its normalization, scale and ReLU."""
     outputs, high, wide = step
-    n[name] = L.Convolution(
+    layer = L.Convolution(
         bottom,
         num_output=outputs,
         kernel_h=high,
@@ -29,12 +29,10 @@ def convolution(
         pad_h=high // 2 if same else 0,
         pad_w=wide // 2 if same else 0,
         bias_term=False,
-        weight_filler={"type": "msra"},
+        weight_filler=MSRA,
     )
-    n[f"{name}/bn"] = L.BatchNorm(n[name], in_place=True, eps=0.001)
-    n[f"{name}/scale"] = L.Scale(n[f"{name}/bn"], in_place=True, bias_term=True)
-    n[f"{name}/relu"] = L.ReLU(n[f"{name}/scale"], in_place=True)
-    return n[f"{name}/relu"]
+    names = f"{name}/bn", f"{name}/scale", f"{name}/relu"
+    return normalized(n, put(n, name, layer), *names, eps=0.001)
 
 
 def chain(
@@ -51,24 +49,19 @@ def chain(
 
 def pooled(n: NetSpec, bottom: Any, name: str, outputs: int) -> Any:
     """Add the mean of each position's neighbourhood, then 1x1."""
-    n[f"{name}/pool"] = L.Pooling(bottom, pool=P.Pooling.AVE, kernel_size=3, stride=1, pad=1)
-    return convolution(n, n[f"{name}/pool"], f"{name}/pool_proj", (outputs, 1, 1))
-
-
-def halved(n: NetSpec, bottom: Any, name: str) -> Any:
-    n[name] = L.Pooling(bottom, pool=P.Pooling.MAX, kernel_size=3, stride=2)
-    return n[name]
+    top = mean_pool(n, bottom, f"{name}/pool", kernel_size=3, stride=1, pad=1)
+    return convolution(n, top, f"{name}/pool_proj", (outputs, 1, 1))
 
 
 def joined(n: NetSpec, name: str, *ways: Any) -> Any:
-    n[name] = L.Concat(*ways)
-    return n[name]
+    """Add the concatenation of the ways of a module."""
+    return put(n, f"{name}/output", L.Concat(*ways))
 
 
 def module_a(n: NetSpec, bottom: Any, name: str, pool: int) -> Any:
     return joined(
         n,
-        f"{name}/output",
+        name,
         chain(n, bottom, f"{name}/1x1", [(64, 1, 1)]),
         chain(n, bottom, f"{name}/5x5", [(48, 1, 1), (64, 5, 5)]),
         chain(n, bottom, f"{name}/3x3", [(64, 1, 1), (96, 3, 3), (96, 3, 3)]),
@@ -79,10 +72,10 @@ def module_a(n: NetSpec, bottom: Any, name: str, pool: int) -> Any:
 def module_b(n: NetSpec, bottom: Any, name: str) -> Any:
     return joined(
         n,
-        f"{name}/output",
+        name,
         chain(n, bottom, f"{name}/3x3", [(384, 3, 3)], shrink=True),
         chain(n, bottom, f"{name}/3x3_double", [(64, 1, 1), (96, 3, 3), (96, 3, 3)], shrink=True),
-        halved(n, bottom, f"{name}/pool"),
+        max_pool(n, bottom, f"{name}/pool"),
     )
 
 
@@ -90,7 +83,7 @@ def module_c(n: NetSpec, bottom: Any, name: str, width: int) -> Any:
     twice = [(width, 1, 1), (width, 7, 1), (width, 1, 7), (width, 7, 1), (192, 1, 7)]
     return joined(
         n,
-        f"{name}/output",
+        name,
         chain(n, bottom, f"{name}/1x1", [(192, 1, 1)]),
         chain(n, bottom, f"{name}/7x7", [(width, 1, 1), (width, 1, 7), (192, 7, 1)]),
         chain(n, bottom, f"{name}/7x7_double", twice),
@@ -101,7 +94,7 @@ def module_c(n: NetSpec, bottom: Any, name: str, width: int) -> Any:
 def module_d(n: NetSpec, bottom: Any, name: str) -> Any:
     return joined(
         n,
-        f"{name}/output",
+        name,
         chain(n, bottom, f"{name}/3x3", [(192, 1, 1), (320, 3, 3)], shrink=True),
         chain(
             n,
@@ -110,7 +103,7 @@ def module_d(n: NetSpec, bottom: Any, name: str) -> Any:
             [(192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3)],
             shrink=True,
         ),
-        halved(n, bottom, f"{name}/pool"),
+        max_pool(n, bottom, f"{name}/pool"),
     )
 
 
@@ -118,13 +111,13 @@ def fork(n: NetSpec, bottom: Any, name: str) -> Any:
     """Add a 1x3 and a 3x1 convolution, side by side."""
     row = convolution(n, bottom, f"{name}_1x3", (384, 1, 3))
     column = convolution(n, bottom, f"{name}_3x1", (384, 3, 1))
-    return joined(n, f"{name}_fork", row, column)
+    return put(n, f"{name}_fork", L.Concat(row, column))
 
 
 def module_e(n: NetSpec, bottom: Any, name: str) -> Any:
     return joined(
         n,
-        f"{name}/output",
+        name,
         chain(n, bottom, f"{name}/1x1", [(320, 1, 1)]),
         fork(n, chain(n, bottom, f"{name}/3x3", [(384, 1, 1)]), f"{name}/3x3"),
         fork(
@@ -140,9 +133,9 @@ def body(n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `fc`."""
     top = convolution(n, n.data, "conv1a", (32, 3, 3), stride=2, same=False)
     top = convolution(n, top, "conv2a", (32, 3, 3), same=False)
-    top = halved(n, convolution(n, top, "conv2b", (64, 3, 3)), "pool1")
+    top = max_pool(n, convolution(n, top, "conv2b", (64, 3, 3)), "pool1")
     top = convolution(n, top, "conv3b", (80, 1, 1))
-    top = halved(n, convolution(n, top, "conv4a", (192, 3, 3), same=False), "pool2")
+    top = max_pool(n, convolution(n, top, "conv4a", (192, 3, 3), same=False), "pool2")
     for name, pool in (("mixed_5b", 32), ("mixed_5c", 64), ("mixed_5d", 64)):
         top = module_a(n, top, name, pool)
     top = module_b(n, top, "mixed_6a")
@@ -151,10 +144,8 @@ def body(n: NetSpec, train: bool) -> Any:
     top = module_d(n, top, "mixed_7a")
     for name in ("mixed_7b", "mixed_7c"):
         top = module_e(n, top, name)
-    n.pool3 = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
-    n.drop = L.Dropout(n.pool3, dropout_ratio=0.5, in_place=True)
-    n.fc = L.InnerProduct(n.drop, num_output=1000, param=TWICE, weight_filler={"type": "xavier"})
-    return n.fc
+    top = dropout(n, mean_pool(n, top, "pool3"), "drop", 0.5)
+    return put(n, "fc", L.InnerProduct(top, num_output=1000, param=TWICE, weight_filler=XAVIER))
 
 
 def definitions() -> dict[str, str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from poseidon.pycaffe import NetSpec
-from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import Recipe, write
+from prototxt.imagenet import Recipe
+from prototxt.parts import convolution, mean_pool, normalized, write
 
 # Name, stride and outputs of each pair of a depthwise and a 1x1 convolution.
 PAIRS = (
@@ -27,34 +26,21 @@ PAIRS = (
 )
 
 
-def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
+def unit(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
     """Add a convolution without bias, its normalization, scale and ReLU."""
-    n[name] = L.Convolution(
-        bottom,
-        num_output=outputs,
-        kernel_size=kernel,
-        pad=kernel // 2,
-        bias_term=False,
-        weight_filler={"type": "msra"},
-        **how,
-    )
-    n[f"{name}/bn"] = L.BatchNorm(n[name], in_place=True)
-    n[f"{name}/scale"] = L.Scale(n[f"{name}/bn"], in_place=True, bias_term=True)
-    relu = f"relu{name.removeprefix('conv')}"
-    n[relu] = L.ReLU(n[f"{name}/scale"], in_place=True)
-    return n[relu]
+    how |= {"pad": kernel // 2, "bias_term": False}
+    top = convolution(n, bottom, name, outputs, kernel, **how)
+    return normalized(n, top, f"{name}/bn", f"{name}/scale", f"relu{name.removeprefix('conv')}")
 
 
 def body(n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `fc7`."""
-    top, channels = convolution(n, n.data, "conv1", 32, 3, stride=2), 32
+    top, channels = unit(n, n.data, "conv1", 32, 3, stride=2), 32
     for name, stride, outputs in PAIRS:
-        top = convolution(n, top, f"conv{name}/dw", channels, 3, stride=stride, group=channels)
-        top = convolution(n, top, f"conv{name}/sep", outputs, 1)
+        top = unit(n, top, f"conv{name}/dw", channels, 3, stride=stride, group=channels)
+        top = unit(n, top, f"conv{name}/sep", outputs, 1)
         channels = outputs
-    n.pool6 = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
-    n.fc7 = L.Convolution(n.pool6, num_output=1000, kernel_size=1, weight_filler={"type": "msra"})
-    return n.fc7
+    return convolution(n, mean_pool(n, top, "pool6"), "fc7", 1000, 1)
 
 
 def definitions() -> dict[str, str]:

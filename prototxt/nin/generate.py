@@ -6,8 +6,9 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import TWICE, Recipe, write
+from prototxt import parts
+from prototxt.imagenet import Recipe
+from prototxt.parts import TWICE, dropout, gaussian, max_pool, mean_pool, put, relu, write
 
 # First convolution of each stage: outputs, kernel, stride, pad; then outputs of the two 1x1 that
 # follow.
@@ -19,17 +20,13 @@ STAGES = (
 )
 
 
-def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, std: float, **how: int) -> Any:
-    n[name] = L.Convolution(
-        bottom,
-        num_output=outputs,
-        param=TWICE,
-        weight_filler={"type": "gaussian", "std": std},
-        bias_filler={"type": "constant"},
-        **how,
-    )
-    n[f"relu_{name}"] = L.ReLU(n[name], in_place=True)
-    return n[f"relu_{name}"]
+def convolution(
+    n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, std: float, **how: int
+) -> Any:
+    """Add a convolution and its ReLU."""
+    fillers = {"weight_filler": gaussian(std), "bias_filler": {"type": "constant"}}
+    top = parts.convolution(n, bottom, name, outputs, kernel, param=TWICE, **fillers, **how)
+    return relu(n, top, f"relu_{name}")
 
 
 def body(n: NetSpec, train: bool) -> Any:
@@ -37,29 +34,17 @@ def body(n: NetSpec, train: bool) -> Any:
     top = n.data
     for stage, (outputs, kernel, stride, pad, small) in enumerate(STAGES, 1):
         name = f"conv{stage}" if stage < 4 else "conv4-1024"
-        top = convolution(
-            n,
-            top,
-            name,
-            outputs,
-            0.01 if stage != 2 else 0.05,
-            kernel_size=kernel,
-            stride=stride,
-            pad=pad,
-        )
+        std = 0.01 if stage != 2 else 0.05
+        top = convolution(n, top, name, outputs, kernel, std, stride=stride, pad=pad)
         for place, outputs in enumerate(small):
             name = f"cccp{2 * stage - 1 + place}" if stage < 4 else f"cccp{7 + place}-1024"
             last = stage == 4 and place == 1
-            top = convolution(n, top, name, outputs, 0.01 if last else 0.05, kernel_size=1)
+            top = convolution(n, top, name, outputs, 1, 0.01 if last else 0.05)
         if stage < 4:
-            n[f"pool{stage}"] = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=2)
-            top = n[f"pool{stage}"]
+            top = max_pool(n, top, f"pool{stage}")
         if stage == 3:
-            n.drop = L.Dropout(top, dropout_ratio=0.5, in_place=True)
-            top = n.drop
-    n.pool4 = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
-    n.score = L.Flatten(n.pool4)
-    return n.score
+            top = dropout(n, top, "drop", 0.5)
+    return put(n, "score", L.Flatten(mean_pool(n, top, "pool4")))
 
 
 def definitions() -> dict[str, str]:

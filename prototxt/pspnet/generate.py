@@ -11,13 +11,21 @@ from typing import Any
 from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.backbones import header, solver_text, write
+from prototxt import backbones
+from prototxt.parts import (
+    MSRA,
+    constant,
+    convolution,
+    dropout,
+    max_pool,
+    mean_pool,
+    put,
+    relu,
+    write,
+)
 
 MEAN = (103.939, 116.779, 123.68)
-ABOUT = "PSPNet-50 on ADE20K: a dilated ResNet-50 and means over a pyramid of regions."
-PAPER = 'Zhao, Shi, Qi, Wang, Jia, "Pyramid scene parsing network" (2017).'
-SCRIPT = "prototxt/pspnet/generate.py"
+NAME = "pspnet50"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +70,19 @@ def unit(
     **how: Any,
 ) -> Any:
     """Add a convolution, its BN, and its ReLU if active."""
-    dilation = how.pop("dilation", 1)
-    n[name] = L.Convolution(
+    how = {"dilation": 1, **how}
+    pad = how["dilation"] * (kernel // 2)
+    top = convolution(n, top, name, outputs, kernel, pad=pad, bias_term=False, **how)
+    norm = L.BN(
         top,
-        num_output=outputs,
-        kernel_size=kernel,
-        pad=dilation * (kernel // 2),
-        dilation=dilation,
-        bias_term=False,
-        weight_filler={"type": "msra"},
-        **how,
-    )
-    n[f"{name}/bn"] = L.BN(
-        n[name],
         in_place=True,
-        slope_filler={"type": "constant", "value": 1},
-        bias_filler={"type": "constant", "value": 0},
+        slope_filler=constant(1),
+        bias_filler=constant(0),
         momentum=momentum,
         param=[{"lr_mult": 1, "decay_mult": 0}, {"lr_mult": 1, "decay_mult": 0}],
     )
-    if not active:
-        return n[f"{name}/bn"]
-    n[f"{name}/relu"] = L.ReLU(n[f"{name}/bn"], in_place=True)
-    return n[f"{name}/relu"]
+    top = put(n, f"{name}/bn", norm)
+    return relu(n, top, f"{name}/relu") if active else top
 
 
 def block(
@@ -97,9 +95,7 @@ def block(
     inner = unit(n, top, f"{name}_1x1_reduce", width, 1, m, stride=stride)
     inner = unit(n, inner, f"{name}_3x3", width, 3, m, dilation=dilation)
     inner = unit(n, inner, f"{name}_1x1_increase", 4 * width, 1, m, active=False)
-    n[name] = L.Eltwise(shortcut, inner)
-    n[f"{name}/relu"] = L.ReLU(n[name], in_place=True)
-    return n[f"{name}/relu"]
+    return relu(n, put(n, name, L.Eltwise(shortcut, inner)), f"{name}/relu")
 
 
 def body(n: NetSpec, size: Size) -> Any:
@@ -108,24 +104,13 @@ def body(n: NetSpec, size: Size) -> Any:
     top = unit(n, n.data, "conv1_1_3x3_s2", stem, 3, m, stride=2)
     top = unit(n, top, "conv1_2_3x3", stem, 3, m)
     top = unit(n, top, "conv1_3_3x3", 2 * stem, 3, m)
-    n["pool1_3x3_s2"] = L.Pooling(
-        top, pool=P.Pooling.MAX, kernel_size=3, stride=2, pad=1, ceil_mode=False
-    )
-    top = n["pool1_3x3_s2"]
+    top = max_pool(n, top, "pool1_3x3_s2", pad=1, ceil_mode=False)
     for stage, (width, blocks) in enumerate(zip(size.widths, size.blocks, strict=True), 2):
         stride, dilation = (1, 1) if stage == 2 else (2, 1) if stage == 3 else (1, 2 ** (stage - 3))
         for index in range(blocks):
             first = index == 0
-            top = block(
-                n,
-                top,
-                f"conv{stage}_{index + 1}",
-                width,
-                stride if first else 1,
-                dilation,
-                first,
-                m,
-            )
+            name, step = f"conv{stage}_{index + 1}", stride if first else 1
+            top = block(n, top, name, width, step, dilation, first, m)
     return pyramid(n, top, size)
 
 
@@ -135,102 +120,67 @@ def pyramid(n: NetSpec, top: Any, size: Size) -> Any:
     levels = [top]
     for level in size.levels:
         kernel = -(-side // level)
-        stride = side // level
+        stride = kernel if kernel * level <= side else side // level
         name = f"conv5_3_pool{level}"
-        n[name] = L.Pooling(
-            top,
-            pool=P.Pooling.AVE,
-            kernel_size=kernel,
-            stride=kernel if kernel * level <= side else stride,
-        )
-        reduced = unit(n, n[name], f"{name}_conv", size.pool, 1, size.momentum)
-        n[f"{name}_interp"] = L.Interp(reduced, interp_param={"height": side, "width": side})
-        levels.append(n[f"{name}_interp"])
+        pooled = mean_pool(n, top, name, kernel_size=kernel, stride=stride)
+        reduced = unit(n, pooled, f"{name}_conv", size.pool, 1, size.momentum)
+        resized = L.Interp(reduced, interp_param={"height": side, "width": side})
+        levels.append(put(n, f"{name}_interp", resized))
     n.conv5_3_concat = L.Concat(*levels)
     top = unit(n, n.conv5_3_concat, "conv5_4", size.pool, 3, size.momentum)
-    n.conv5_4_drop = L.Dropout(top, dropout_ratio=0.1, in_place=True)
     n.conv6 = L.Convolution(
-        n.conv5_4_drop,
+        dropout(n, top, "conv5_4_drop", 0.1),
         num_output=size.classes,
         kernel_size=1,
         param=[{"lr_mult": 10, "decay_mult": 1}, {"lr_mult": 20, "decay_mult": 1}],
-        weight_filler={"type": "msra"},
+        weight_filler=MSRA,
     )
     n.conv6_interp = L.Interp(n.conv6, interp_param={"height": size.crop, "width": size.crop})
     return n.conv6_interp
 
 
-def source(n: NetSpec, path: str, batch: int, phase: str, crop: int) -> None:
-    """Add the tops data and label."""
-    n.data, n.label = L.DenseImageData(
-        ntop=2,
-        include={"phase": phase},
-        transform_param={"mean_value": list(MEAN), "mirror": phase == "TRAIN", "crop_size": crop},
-        dense_image_data_param={
-            "source": path,
-            "batch_size": batch,
-            "shuffle": phase == "TRAIN",
-            "shared_file_system": True,
-        },
-    )
-
-
 def train(size: Size = Size()) -> NetParameter:
     """Return the net for training and tests."""
-    test = NetSpec()
-    source(test, size.test_source, 1, "TEST", size.crop)
-    n = NetSpec()
-    source(n, size.source, size.batch, "TRAIN", size.crop)
-    score = body(n, size)
-    n.loss = L.SoftmaxWithLoss(score, n.label, loss_param={"ignore_label": size.ignored})
-    n.accuracy = L.Accuracy(
-        score, n.label, include={"phase": "TEST"}, accuracy_param={"ignore_label": size.ignored}
+    return backbones.segmented(
+        NAME,
+        (size.source, size.test_source),
+        size.batch,
+        lambda n: body(n, size),
+        loss={},
+        ignored=size.ignored,
+        transform={"mean_value": list(MEAN), "crop_size": size.crop},
     )
-    net = n.to_proto()
-    layers = [net.layer[0], test.to_proto().layer[0], *net.layer[1:]]
-    del net.layer[:]
-    net.layer.extend(layers)
-    net.name = "pspnet50"
-    return net
 
 
 def deploy(size: Size = Size()) -> NetParameter:
     """Return the net for use."""
-    n = NetSpec()
-    n.data = L.Input(input_param={"shape": {"dim": [1, 3, size.crop, size.crop]}})
-    n.prob = L.Softmax(body(n, size))
-    net = n.to_proto()
-    net.name = "pspnet50"
-    return net
+    return backbones.scored(NAME, (size.crop, size.crop), lambda n: body(n, size))
 
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    run, expect = (
-        "prototxt/pspnet/solver.prototxt",
-        "0.417 mean IoU on ADE20K's validation set, as the paper.",
+    return backbones.definitions(
+        "pspnet",
+        about="PSPNet-50 on ADE20K: a dilated ResNet-50 and means over a pyramid of regions.",
+        paper='Zhao, Shi, Qi, Wang, Jia, "Pyramid scene parsing network" (2017).',
+        expect="0.417 mean IoU on ADE20K's validation set, as the paper.",
+        train=train(),
+        deploy=deploy(),
+        solver={
+            "net": "train_val.prototxt",
+            "test_iter": 2000,
+            "test_interval": 10000,
+            "base_lr": 0.01,
+            "lr_policy": "poly",
+            "power": 0.9,
+            "display": 20,
+            "momentum": 0.9,
+            "max_iter": 150000,
+            "weight_decay": 0.0001,
+            "snapshot": 10000,
+            "snapshot_prefix": "pspnet50",
+        },
     )
-    return {
-        "train_val.prototxt": header(ABOUT, PAPER, SCRIPT, run=run, expect=expect) + str(train()),
-        "deploy.prototxt": header(ABOUT, PAPER, SCRIPT, expect=expect) + str(deploy()),
-        "solver.prototxt": solver_text(
-            header(ABOUT, PAPER, SCRIPT, run=run, expect=expect),
-            "train_val.prototxt",
-            {
-                "test_iter": 2000,
-                "test_interval": 10000,
-                "base_lr": 0.01,
-                "lr_policy": "poly",
-                "power": 0.9,
-                "display": 20,
-                "momentum": 0.9,
-                "max_iter": 150000,
-                "weight_decay": 0.0001,
-                "snapshot": 10000,
-                "snapshot_prefix": "pspnet50",
-            },
-        ),
-    }
 
 
 if __name__ == "__main__":

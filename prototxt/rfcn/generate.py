@@ -14,25 +14,22 @@ from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P
+from prototxt import backbones
 from prototxt.backbones import (
     Anchors,
     batch_norm,
-    convolution,
-    header,
     proposals,
     regions_input,
     regions_source,
-    relu,
     residual_stage,
     small,
-    solver_text,
-    write,
+    targets,
+    unit,
 )
+from prototxt.parts import max_pool, mean_pool, named, relu, write
 
 MEAN = (102.9801, 115.9465, 122.7717)
-ABOUT = "R-FCN with ResNet-50 on PASCAL VOC 2007 and 2012: position-sensitive maps, hard example mining."
-PAPER = 'Dai, Li, He, Sun, "R-FCN: object detection via region-based fully convolutional networks" (2016).'
-SCRIPT = "prototxt/rfcn/generate.py"
+NAME = "R-FCN-ResNet-50"
 ANCHORS = Anchors(kept=(300, 300))
 
 
@@ -76,9 +73,8 @@ class Size:
 def body(n: NetSpec, size: Size) -> tuple[Any, Any]:
     """Add the residual net; return the tops of stage 4 and of the last convolution."""
     norm = partial(batch_norm, fixed=size.fixed)
-    top = relu(n, convolution(n, n.data, "conv1", size.stem, 7, norm, stride=2), "conv1")
-    n.pool1 = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=2)
-    top = n.pool1
+    top = relu(n, unit(n, n.data, "conv1", size.stem, 7, norm, stride=2), "conv1_relu")
+    top = max_pool(n, top, "pool1")
     for index, stride in enumerate(size.strides):
         top = residual_stage(
             n, top, index + 2, size.widths[index], size.blocks[index], stride=stride, norm=norm
@@ -86,8 +82,7 @@ def body(n: NetSpec, size: Size) -> tuple[Any, Any]:
     shared = top
     top = residual_stage(n, top, 5, size.widths[3], size.blocks[3], stride=1, dilation=2, norm=norm)
     n.conv_new_1 = L.Convolution(top, **small(1, size.top))
-    n.conv_new_1_relu = L.ReLU(n.conv_new_1, in_place=True)
-    return shared, n.conv_new_1_relu
+    return shared, relu(n, n.conv_new_1, "conv_new_1_relu")
 
 
 def heads(n: NetSpec, top: Any, rois: Any, size: Size) -> tuple[Any, Any]:
@@ -108,10 +103,7 @@ def heads(n: NetSpec, top: Any, rois: Any, size: Size) -> tuple[Any, Any]:
             output_dim=depth,
             group_size=size.parts,
         )
-        n[mean] = L.Pooling(
-            n[pooled], pool=P.Pooling.AVE, kernel_size=size.parts, stride=size.parts
-        )
-        tops.append(n[mean])
+        tops.append(mean_pool(n, n[pooled], mean, kernel_size=size.parts, stride=size.parts))
     return tops[0], tops[1]
 
 
@@ -121,17 +113,7 @@ def train(size: Size = Size()) -> NetParameter:
     regions_source(n, size.source, MEAN, scale=size.scale)
     shared, top = body(n, size)
     found = proposals(n, shared, size.anchors, size.rpn, train=True)
-    n.rois, n.labels, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights = (
-        L.ProposalTarget(
-            found,
-            n.gt_boxes,
-            ntop=5,
-            name="roi-data",
-            num_classes=size.classes,
-            batch_size=-1,
-            agnostic=True,
-        )
-    )
+    targets(n, found, size.classes, -1, agnostic=True)
     n["silence"] = L.Silence(n.bbox_outside_weights, ntop=0)
     score, boxes = heads(n, top, n.rois, size)
     n.temp_loss_cls, n.temp_prob_cls, n.per_roi_loss_cls = L.SoftmaxWithLossOHEM(
@@ -184,9 +166,7 @@ def train(size: Size = Size()) -> NetParameter:
         },
         propagate_down=[True, False, False],
     )
-    net = n.to_proto()
-    net.name = "R-FCN-ResNet-50"
-    return net
+    return named(NAME, n)
 
 
 def deploy(size: Size = Size()) -> NetParameter:
@@ -197,39 +177,36 @@ def deploy(size: Size = Size()) -> NetParameter:
     found = proposals(n, shared, size.anchors, size.rpn, train=False)
     score, _ = heads(n, top, found, size)
     n.cls_prob = L.Softmax(score)
-    net = n.to_proto()
-    net.name = "R-FCN-ResNet-50"
-    return net
+    return named(NAME, n)
 
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    run, expect = (
-        "prototxt/rfcn/solver.prototxt",
-        "0.774 mAP on VOC 2007 test, as the authors' ResNet-50.",
+    return backbones.definitions(
+        "rfcn",
+        about="R-FCN with ResNet-50 on PASCAL VOC 2007 and 2012: position-sensitive maps, hard "
+        "example mining.",
+        paper='Dai, Li, He, Sun, "R-FCN: object detection via region-based fully convolutional '
+        'networks" (2016).',
+        expect="0.774 mAP on VOC 2007 test, as the authors' ResNet-50.",
+        train=train(),
+        deploy=deploy(),
+        solver={
+            "net": "train.prototxt",
+            "base_lr": 0.001,
+            "lr_policy": "step",
+            "gamma": 0.1,
+            "stepsize": 80000,
+            "max_iter": 110000,
+            "display": 20,
+            "average_loss": 100,
+            "momentum": 0.9,
+            "weight_decay": 0.0005,
+            "snapshot": 10000,
+            "snapshot_prefix": "resnet50_rfcn_ohem",
+            "iter_size": 2,
+        },
     )
-    return {
-        "train.prototxt": header(ABOUT, PAPER, SCRIPT, run=run, expect=expect) + str(train()),
-        "deploy.prototxt": header(ABOUT, PAPER, SCRIPT, expect=expect) + str(deploy()),
-        "solver.prototxt": solver_text(
-            header(ABOUT, PAPER, SCRIPT, run=run, expect=expect),
-            "train.prototxt",
-            {
-                "base_lr": 0.001,
-                "lr_policy": "step",
-                "gamma": 0.1,
-                "stepsize": 80000,
-                "max_iter": 110000,
-                "display": 20,
-                "average_loss": 100,
-                "momentum": 0.9,
-                "weight_decay": 0.0005,
-                "snapshot": 10000,
-                "snapshot_prefix": "resnet50_rfcn_ohem",
-                "iter_size": 2,
-            },
-        ),
-    }
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P
-from prototxt.backbones import TWICE, header, solver_text, write
+from prototxt import backbones
+from prototxt.parts import TWICE, constant, convolution, put, relu, write
 
-ABOUT = "SegNet on CamVid: an encoder of VGG-16's shape, and a decoder that puts maxima back to their places."
-PAPER = 'Badrinarayanan, Kendall, Cipolla, "SegNet: a deep convolutional encoder-decoder architecture" (2015).'
-SCRIPT = "prototxt/segnet/generate.py"
+NAME = "segnet"
 # The authors' weights of CamVid's 11 classes: median frequency / frequency of the class.
 CAMVID = (0.2595, 0.1826, 4.5640, 0.1417, 0.9051, 0.3826, 9.6446, 1.8418, 0.6823, 6.2478, 7.3614)
 
@@ -49,20 +48,17 @@ class Size:
 
 def unit(n: NetSpec, top: Any, name: str, width: int, *, inference: bool) -> Any:
     """Add a convolution, its BN and its ReLU."""
-    n[name] = L.Convolution(
-        top, num_output=width, kernel_size=3, pad=1, param=TWICE, weight_filler={"type": "msra"}
-    )
+    top = convolution(n, top, name, width, 3, pad=1, param=TWICE)
     how: dict[str, Any] = {"bn_mode": P.BN.INFERENCE} if inference else {}
-    n[f"{name}_bn"] = L.BN(
-        n[name],
+    norm = L.BN(
+        top,
         in_place=True,
         param=[{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 1, "decay_mult": 0}],
-        scale_filler={"type": "constant", "value": 1},
-        shift_filler={"type": "constant", "value": 0.001},
+        scale_filler=constant(1),
+        shift_filler=constant(0.001),
         **how,
     )
-    n[f"relu{name.removeprefix('conv')}"] = L.ReLU(n[f"{name}_bn"], in_place=True)
-    return n[f"relu{name.removeprefix('conv')}"]
+    return relu(n, put(n, f"{name}_bn", norm), f"relu{name.removeprefix('conv')}")
 
 
 def extents(size: Size) -> list[tuple[int, int]]:
@@ -94,92 +90,56 @@ def body(n: NetSpec, size: Size, *, inference: bool = False) -> Any:
                 break
             width = size.widths[max(stage - 2, 0)] if last else size.widths[stage - 1]
             top = unit(n, top, f"conv{stage}_{place}_D", width, inference=inference)
-    n.conv1_1_D = L.Convolution(
-        top,
-        num_output=size.classes,
-        kernel_size=3,
-        pad=1,
-        param=TWICE,
-        weight_filler={"type": "msra"},
-    )
-    return n.conv1_1_D
-
-
-def source(n: NetSpec, path: str, batch: int, phase: str) -> None:
-    """Add the tops data and label."""
-    n.data, n.label = L.DenseImageData(
-        ntop=2,
-        include={"phase": phase},
-        dense_image_data_param={
-            "source": path,
-            "batch_size": batch,
-            "shuffle": phase == "TRAIN",
-            "shared_file_system": True,
-        },
-    )
+    return convolution(n, top, "conv1_1_D", size.classes, 3, pad=1, param=TWICE)
 
 
 def train(size: Size = Size()) -> NetParameter:
     """Return the net for training and tests."""
-    test = NetSpec()
-    source(test, size.test_source, 1, "TEST")
-    n = NetSpec()
-    source(n, size.source, size.batch, "TRAIN")
-    score = body(n, size)
-    loss: dict[str, Any] = {} if size.ignored is None else {"ignore_label": size.ignored}
-    if size.weights:
-        loss |= {"weight_by_label_freqs": True, "class_weighting": list(size.weights)}
-    n.loss = L.SoftmaxWithLoss(score, n.label, loss_param=loss)
-    ignored = {} if size.ignored is None else {"accuracy_param": {"ignore_label": size.ignored}}
-    n.accuracy = L.Accuracy(score, n.label, include={"phase": "TEST"}, **ignored)
-    net = n.to_proto()
-    layers = [net.layer[0], test.to_proto().layer[0], *net.layer[1:]]
-    del net.layer[:]
-    net.layer.extend(layers)
-    net.name = "segnet"
-    return net
+    weighted = {"weight_by_label_freqs": True, "class_weighting": list(size.weights)}
+    return backbones.segmented(
+        NAME,
+        (size.source, size.test_source),
+        size.batch,
+        lambda n: body(n, size),
+        loss=weighted if size.weights else {},
+        ignored=size.ignored,
+    )
 
 
 def deploy(size: Size = Size(), *, inference: bool = True) -> NetParameter:
     """Return the net for use; with bn_mode INFERENCE if the statistics are merged into its
     scales and shifts.
     """
-    n = NetSpec()
-    n.data = L.Input(input_param={"shape": {"dim": [1, 3, *size.image]}})
-    n.prob = L.Softmax(body(n, size, inference=inference))
-    net = n.to_proto()
-    net.name = "segnet"
-    return net
+    return backbones.scored(NAME, size.image, lambda n: body(n, size, inference=inference))
 
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    run, expect = (
-        "prototxt/segnet/solver.prototxt",
-        "0.88 of CamVid's pixels, 0.556 mean IoU, as the paper.",
+    return backbones.definitions(
+        "segnet",
+        about="SegNet on CamVid: an encoder of VGG-16's shape, and a decoder that puts maxima "
+        "back to their places.",
+        paper='Badrinarayanan, Kendall, Cipolla, "SegNet: a deep convolutional encoder-decoder '
+        'architecture" (2015).',
+        expect="0.88 of CamVid's pixels, 0.556 mean IoU, as the paper.",
+        train=train(),
+        deploy=deploy(),
+        solver={
+            "net": "train_val.prototxt",
+            "test_iter": 233,
+            "test_interval": 1000,
+            "base_lr": 0.001,
+            "lr_policy": "step",
+            "gamma": 1.0,
+            "stepsize": 10000000,
+            "display": 20,
+            "momentum": 0.9,
+            "max_iter": 40000,
+            "weight_decay": 0.0005,
+            "snapshot": 1000,
+            "snapshot_prefix": "segnet",
+        },
     )
-    return {
-        "train_val.prototxt": header(ABOUT, PAPER, SCRIPT, run=run, expect=expect) + str(train()),
-        "deploy.prototxt": header(ABOUT, PAPER, SCRIPT, expect=expect) + str(deploy()),
-        "solver.prototxt": solver_text(
-            header(ABOUT, PAPER, SCRIPT, run=run, expect=expect),
-            "train_val.prototxt",
-            {
-                "test_iter": 233,
-                "test_interval": 1000,
-                "base_lr": 0.001,
-                "lr_policy": "step",
-                "gamma": 1.0,
-                "stepsize": 10000000,
-                "display": 20,
-                "momentum": 0.9,
-                "max_iter": 40000,
-                "weight_decay": 0.0005,
-                "snapshot": 1000,
-                "snapshot_prefix": "segnet",
-            },
-        ),
-    }
 
 
 if __name__ == "__main__":

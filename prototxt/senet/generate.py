@@ -11,8 +11,18 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import Recipe, write
+from prototxt.imagenet import Recipe
+from prototxt.parts import (
+    TWICE,
+    XAVIER,
+    convolution,
+    max_pool,
+    mean_pool,
+    normalized,
+    put,
+    relu,
+    write,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,38 +53,19 @@ def unit(
     active: bool = True,
 ) -> Any:
     """Add a convolution, its BatchNorm and Scale, and its ReLU if active."""
-    n[name] = L.Convolution(
-        top,
-        num_output=outputs,
-        kernel_size=kernel,
-        stride=stride,
-        pad=kernel // 2,
-        bias_term=False,
-        weight_filler={"type": "msra"},
-    )
-    n[f"{name}/bn"] = L.BatchNorm(n[name], in_place=True)
-    n[f"{name}/bn/scale"] = L.Scale(n[f"{name}/bn"], in_place=True, bias_term=True)
-    if not active:
-        return n[f"{name}/bn/scale"]
-    n[f"{name}/relu"] = L.ReLU(n[f"{name}/bn/scale"], in_place=True)
-    return n[f"{name}/relu"]
+    how = {"stride": stride, "pad": kernel // 2, "bias_term": False}
+    top = convolution(n, top, name, outputs, kernel, **how)
+    last = f"{name}/relu" if active else ""
+    return normalized(n, top, f"{name}/bn", f"{name}/bn/scale", last)
 
 
 def squeeze(n: NetSpec, top: Any, name: str, width: int, reduction: int) -> Any:
     """Add the factors of the channels from their means."""
-    n[f"{name}_global_pool"] = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
-    n[f"{name}_1x1_down"] = L.Convolution(
-        n[f"{name}_global_pool"],
-        num_output=max(width // reduction, 1),
-        kernel_size=1,
-        weight_filler={"type": "msra"},
-    )
-    n[f"{name}_1x1_down/relu"] = L.ReLU(n[f"{name}_1x1_down"], in_place=True)
-    n[f"{name}_1x1_up"] = L.Convolution(
-        n[f"{name}_1x1_down/relu"], num_output=width, kernel_size=1, weight_filler={"type": "msra"}
-    )
-    n[f"{name}_prob"] = L.Sigmoid(n[f"{name}_1x1_up"], in_place=True)
-    return n[f"{name}_prob"]
+    top = mean_pool(n, top, f"{name}_global_pool")
+    top = convolution(n, top, f"{name}_1x1_down", max(width // reduction, 1), 1)
+    top = relu(n, top, f"{name}_1x1_down/relu")
+    top = convolution(n, top, f"{name}_1x1_up", width, 1)
+    return put(n, f"{name}_prob", L.Sigmoid(top, in_place=True))
 
 
 def block(
@@ -87,29 +78,20 @@ def block(
     inner = unit(n, top, f"{name}_1x1_reduce", width, 1, stride)
     inner = unit(n, inner, f"{name}_3x3", width, 3)
     inner = unit(n, inner, f"{name}_1x1_increase", 4 * width, 1, active=False)
-    n[name] = L.Axpy(squeeze(n, inner, name, 4 * width, reduction), inner, shortcut)
-    n[f"{name}/relu"] = L.ReLU(n[name], in_place=True)
-    return n[f"{name}/relu"]
+    weighed = L.Axpy(squeeze(n, inner, name, 4 * width, reduction), inner, shortcut)
+    return relu(n, put(n, name, weighed), f"{name}/relu")
 
 
 def body(size: Size, n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `classifier`."""
-    top = unit(n, n.data, "conv1/7x7_s2", size.widths[0], 7, 2)
-    n["pool1/3x3_s2"] = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=2)
-    top = n["pool1/3x3_s2"]
+    top = max_pool(n, unit(n, n.data, "conv1/7x7_s2", size.widths[0], 7, 2), "pool1/3x3_s2")
     for stage, (width, blocks) in enumerate(zip(size.widths, size.blocks, strict=True), 2):
         for index in range(blocks):
             stride = 2 if stage > 2 and index == 0 else 1
-            top = block(
-                n, top, f"conv{stage}_{index + 1}", width, stride, index == 0, size.reduction
-            )
-    n["pool5/7x7_s1"] = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
-    n.classifier = L.InnerProduct(
-        n["pool5/7x7_s1"],
-        num_output=size.classes,
-        weight_filler={"type": "xavier"},
-        param=[{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 2, "decay_mult": 0}],
-    )
+            name, first = f"conv{stage}_{index + 1}", index == 0
+            top = block(n, top, name, width, stride, first, size.reduction)
+    top = mean_pool(n, top, "pool5/7x7_s1")
+    n.classifier = L.InnerProduct(top, num_output=size.classes, weight_filler=XAVIER, param=TWICE)
     return n.classifier
 
 

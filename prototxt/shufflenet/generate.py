@@ -8,8 +8,8 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import Recipe, write
+from prototxt.imagenet import Recipe
+from prototxt.parts import MSRA, TWICE, XAVIER, max_pool, mean_pool, normalized, put, relu, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +31,16 @@ class Size:
     groups: int = 3
 
 
-def unit(n: NetSpec, bottom: Any, name: str, kind: str, *, active: bool, **how: Any) -> Any:
-    """Add a convolution, its BatchNorm and Scale, and its ReLU if active."""
-    n[name] = getattr(L, kind)(
-        bottom,
-        convolution_param={"bias_term": False, "weight_filler": {"type": "msra"}, **how},
-    )
-    n[f"{name}_bn"] = L.BatchNorm(n[name], in_place=True)
-    n[f"{name}_scale"] = L.Scale(n[f"{name}_bn"], in_place=True, bias_term=True)
-    if not active:
-        return n[f"{name}_scale"]
-    n[f"{name}_relu"] = L.ReLU(n[f"{name}_scale"], in_place=True)
-    return n[f"{name}_relu"]
+def unit(
+    n: NetSpec, bottom: Any, name: str, *, active: bool, deep: bool = False, **how: Any
+) -> Any:
+    """Add a convolution, of each channel alone if `deep`, its BatchNorm and Scale, and its ReLU
+    if active.
+    """
+    layer = L.DepthwiseConvolution if deep else L.Convolution
+    param = {"bias_term": False, "weight_filler": MSRA, **how}
+    top = put(n, name, layer(bottom, convolution_param=param))
+    return normalized(n, top, f"{name}_bn", f"{name}_scale", f"{name}_relu" if active else "")
 
 
 def block(
@@ -61,85 +59,36 @@ def block(
     """
     inner = width // 4
     outputs = width - before if first else width
-    path = unit(
-        n,
-        top,
-        f"{name}_conv1",
-        "Convolution",
-        active=True,
-        num_output=inner,
-        kernel_size=1,
-        group=groups if grouped else 1,
-    )
-    n[f"{name}_shuffle"] = L.ShuffleChannel(path, group=groups)
-    path = unit(
-        n,
-        n[f"{name}_shuffle"],
-        f"{name}_conv2",
-        "DepthwiseConvolution",
-        active=False,
-        num_output=inner,
-        kernel_size=3,
-        pad=1,
-        stride=2 if first else 1,
-        group=inner,
-    )
-    path = unit(
-        n,
-        path,
-        f"{name}_conv3",
-        "Convolution",
-        active=False,
-        num_output=outputs,
-        kernel_size=1,
-        group=groups,
-    )
+    how = {"num_output": inner, "kernel_size": 1, "group": groups if grouped else 1}
+    path = unit(n, top, f"{name}_conv1", active=True, **how)
+    path = put(n, f"{name}_shuffle", L.ShuffleChannel(path, group=groups))
+    how = {"num_output": inner, "kernel_size": 3, "pad": 1, "group": inner}
+    path = unit(n, path, f"{name}_conv2", active=False, deep=True, stride=2 if first else 1, **how)
+    how = {"num_output": outputs, "kernel_size": 1, "group": groups}
+    path = unit(n, path, f"{name}_conv3", active=False, **how)
     if first:
-        n[f"{name}_match"] = L.Pooling(top, pool=P.Pooling.AVE, kernel_size=3, stride=2)
-        n[name] = L.Concat(n[f"{name}_match"], path)
+        match = mean_pool(n, top, f"{name}_match", kernel_size=3, stride=2)
+        path = put(n, name, L.Concat(match, path))
     else:
-        n[name] = L.Eltwise(top, path)
-    n[f"{name}_relu"] = L.ReLU(n[name], in_place=True)
-    return n[f"{name}_relu"]
+        path = put(n, name, L.Eltwise(top, path))
+    return relu(n, path, f"{name}_relu")
 
 
 def body(size: Size, n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `fc1000`."""
-    top = unit(
-        n,
-        n.data,
-        "conv1",
-        "Convolution",
-        active=True,
-        num_output=size.stem,
-        kernel_size=3,
-        pad=1,
-        stride=2,
-    )
-    n.pool1 = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=2)
-    top, before, number = n.pool1, size.stem, 0
+    how = {"num_output": size.stem, "kernel_size": 3, "pad": 1, "stride": 2}
+    top = max_pool(n, unit(n, n.data, "conv1", active=True, **how), "pool1")
+    before, number = size.stem, 0
     for stage, (width, blocks) in enumerate(zip(size.widths, size.blocks, strict=True)):
         for index in range(blocks):
             number += 1
             # The stem has too few channels for groups.
-            grouped = stage > 0 or index > 0
-            top = block(
-                n,
-                top,
-                f"resx{number}",
-                before,
-                width,
-                size.groups,
-                first=index == 0,
-                grouped=grouped,
-            )
+            grouped, name = stage > 0 or index > 0, f"resx{number}"
+            sizes = before, width, size.groups
+            top = block(n, top, name, *sizes, first=index == 0, grouped=grouped)
             before = width
-    n.pool_ave = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
     n.fc1000 = L.InnerProduct(
-        n.pool_ave,
-        num_output=size.classes,
-        weight_filler={"type": "xavier"},
-        param=[{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 2, "decay_mult": 0}],
+        mean_pool(n, top, "pool_ave"), num_output=size.classes, weight_filler=XAVIER, param=TWICE
     )
     return n.fc1000
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import Recipe, write
+from prototxt import parts
+from prototxt.imagenet import Recipe
+from prototxt.parts import XAVIER, dropout, gaussian, max_pool, mean_pool, put, relu, write
 
 # Outputs of squeeze1x1 and of each expand, from fire2 to fire9.
 FIRES = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
@@ -15,43 +16,28 @@ POOLED_AFTER = {3: "pool3", 5: "pool5"}
 
 
 def convolution(
-    n: NetSpec, bottom: Any, name: str, relu: str, outputs: int, kernel: int, **how: Any
+    n: NetSpec, bottom: Any, name: str, active: str, outputs: int, kernel: int, **how: Any
 ) -> Any:
-    how.setdefault("weight_filler", {"type": "xavier"})
-    n[name] = L.Convolution(bottom, num_output=outputs, kernel_size=kernel, **how)
-    n[relu] = L.ReLU(n[name], in_place=True)
-    return n[relu]
-
-
-def pooled(n: NetSpec, bottom: Any, name: str) -> Any:
-    n[name] = L.Pooling(bottom, pool=P.Pooling.MAX, kernel_size=3, stride=2)
-    return n[name]
+    """Add a convolution and its ReLU."""
+    how = {"weight_filler": XAVIER, **how}
+    return relu(n, parts.convolution(n, bottom, name, outputs, kernel, **how), active)
 
 
 def body(n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `pool10`."""
-    top = pooled(n, convolution(n, n.data, "conv1", "relu_conv1", 64, 3, stride=2), "pool1")
+    top = max_pool(n, convolution(n, n.data, "conv1", "relu_conv1", 64, 3, stride=2), "pool1")
     for number, (squeeze, expand) in enumerate(FIRES, 2):
         at = f"fire{number}"
         small = convolution(n, top, f"{at}/squeeze1x1", f"{at}/relu_squeeze1x1", squeeze, 1)
         one = convolution(n, small, f"{at}/expand1x1", f"{at}/relu_expand1x1", expand, 1)
         three = convolution(n, small, f"{at}/expand3x3", f"{at}/relu_expand3x3", expand, 3, pad=1)
-        n[f"{at}/concat"] = L.Concat(one, three)
-        top = n[f"{at}/concat"]
+        top = put(n, f"{at}/concat", L.Concat(one, three))
         if number in POOLED_AFTER:
-            top = pooled(n, top, POOLED_AFTER[number])
-    n.drop9 = L.Dropout(top, dropout_ratio=0.5, in_place=True)
-    last = convolution(
-        n,
-        n.drop9,
-        "conv10",
-        "relu_conv10",
-        1000,
-        1,
-        weight_filler={"type": "gaussian", "std": 0.01},
-    )
-    n.pool10 = L.Pooling(last, pool=P.Pooling.AVE, global_pooling=True)
-    return n.pool10
+            top = max_pool(n, top, POOLED_AFTER[number])
+    top = dropout(n, top, "drop9", 0.5)
+    filler = gaussian(0.01)
+    top = convolution(n, top, "conv10", "relu_conv10", 1000, 1, weight_filler=filler)
+    return mean_pool(n, top, "pool10")
 
 
 def definitions() -> dict[str, str]:

@@ -12,13 +12,11 @@ from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P
-from prototxt.backbones import TWICE, header
+from prototxt.parts import TWICE, XAVIER, constant, convolution, header, named, put, records
 
-SCRIPT = "prototxt/ssd/generate.py"
 PAPER = (
     'Liu, Anguelov, Erhan, Szegedy, Reed, Fu, Berg, "SSD: single shot multibox detector" (2016).'
 )
-XAVIER = {"type": "xavier"}
 CENTER = 0
 
 
@@ -123,12 +121,7 @@ class Detector:
             transform["expand_param"] = {"prob": 0.5, "max_expand_ratio": 4.0}
         n.data, n.label = L.AnnotatedData(
             ntop=2,
-            data_param={
-                "source": self.data[not train],
-                "backend": P.Data.LMDB,
-                "batch_size": self.batch[not train],
-                "shared_file_system": True,
-            },
+            data_param=records(self.data[not train], self.batch[not train]),
             transform_param=transform,
             annotated_data_param=annotated,
         )
@@ -163,13 +156,13 @@ class Detector:
                 "mining_type": P.MultiBoxLoss.MAX_NEGATIVE,
             },
         )
-        return self.named(n, "train")
+        return named(f"{self.name}_train", n)
 
     def test(self) -> NetParameter:
         """Return the net for testing."""
         n = NetSpec()
         self.source(n, train=False)
-        self.detections(n, keep=400)
+        self.detections(n)
         n.detection_eval = L.DetectionEvaluate(
             n.detection_out,
             n.label,
@@ -180,19 +173,16 @@ class Detector:
                 "evaluate_difficult_gt": False,
             },
         )
-        return self.named(n, "test")
+        return named(f"{self.name}_test", n)
 
     def deploy(self) -> NetParameter:
         """Return the net for use."""
         n = NetSpec()
         n.data = L.Input(shape={"dim": [1, 3, self.side, self.side]})
-        self.detections(n, keep=400)
-        return self.named(n, "deploy")
+        self.detections(n)
+        return named(f"{self.name}_deploy", n)
 
-    def named(self, n: NetSpec, kind: str) -> NetParameter:
-        return NetParameter(name=f"{self.name}_{kind}", layer=n.to_proto().layer)
-
-    def detections(self, n: NetSpec, *, keep: int) -> None:
+    def detections(self, n: NetSpec) -> None:
         """Add the scores' softmax and the detections."""
         locations, scores, priors = self.predictions(n)
         n.mbox_conf_reshape = L.Reshape(scores, shape={"dim": [0, -1, self.classes]})
@@ -207,7 +197,7 @@ class Detector:
                 "num_classes": self.classes,
                 "share_location": True,
                 "background_label_id": 0,
-                "nms_param": {"nms_threshold": 0.45, "top_k": keep},
+                "nms_param": {"nms_threshold": 0.45, "top_k": 400},
                 "code_type": P.PriorBox.CENTER_SIZE,
                 "keep_top_k": 200,
                 "confidence_threshold": 0.01,
@@ -224,28 +214,15 @@ class Detector:
             top, name = n[head.source], head.source.removesuffix("/relu")
             if head.normalized:
                 name = f"{name}_norm"
-                n[name] = L.Normalize(
-                    top,
-                    norm_param={
-                        "across_spatial": False,
-                        "scale_filler": {"type": "constant", "value": head.normalized},
-                        "channel_shared": False,
-                    },
-                )
-                top = n[name]
+                how = {"across_spatial": False, "channel_shared": False}
+                how["scale_filler"] = constant(head.normalized)
+                top = put(n, name, L.Normalize(top, norm_param=how))
             for kind, values, into in (("loc", 4, found[0]), ("conf", self.classes, found[1])):
                 stem = f"{name}_mbox_{kind}"
-                n[stem] = L.Convolution(
-                    top,
-                    num_output=head.priors * values,
-                    kernel_size=self.kernel,
-                    pad=self.kernel // 2,
-                    param=TWICE,
-                    weight_filler=XAVIER,
-                )
-                n[f"{stem}_perm"] = L.Permute(n[stem], order=[0, 2, 3, 1])
-                n[f"{stem}_flat"] = L.Flatten(n[f"{stem}_perm"], axis=1)
-                into.append(n[f"{stem}_flat"])
+                how = {"pad": self.kernel // 2, "param": TWICE, "weight_filler": XAVIER}
+                at = convolution(n, top, stem, head.priors * values, self.kernel, **how)
+                at = put(n, f"{stem}_perm", L.Permute(at, order=[0, 2, 3, 1]))
+                into.append(put(n, f"{stem}_flat", L.Flatten(at, axis=1)))
             n[f"{name}_mbox_priorbox"] = L.PriorBox(top, n.data, prior_box_param=_prior(head))
             found[2].append(n[f"{name}_mbox_priorbox"])
         n.mbox_loc = L.Concat(*found[0], axis=1)
@@ -255,8 +232,9 @@ class Detector:
 
     def definitions(self) -> dict[str, str]:
         """Return the text of each file, by its name."""
-        run = f"prototxt/ssd/{self.stem}_solver.prototxt"
-        head = header(self.about, PAPER, SCRIPT, run=run, expect=self.expect)
+        head = header(
+            self.about, PAPER, "ssd", run=f"{self.stem}_solver.prototxt", expect=self.expect
+        )
         lines = [
             f'train_net: "{self.stem}_train.prototxt"',
             f'test_net: "{self.stem}_test.prototxt"',
@@ -269,7 +247,7 @@ class Detector:
         return {
             f"{self.stem}_train.prototxt": head + str(self.train()),
             f"{self.stem}_test.prototxt": head + str(self.test()),
-            f"{self.stem}_deploy.prototxt": header(self.about, PAPER, SCRIPT, expect=self.expect)
+            f"{self.stem}_deploy.prototxt": header(self.about, PAPER, "ssd", expect=self.expect)
             + str(self.deploy()),
             f"{self.stem}_solver.prototxt": head + "\n".join(lines) + "\n",
         }

@@ -10,9 +10,9 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.backbones import TWICE, vgg, write
-from prototxt.ssd.detector import XAVIER, Detector, Head
+from prototxt.backbones import vgg
+from prototxt.parts import TWICE, XAVIER, constant, convolution, max_pool, put, relu, write
+from prototxt.ssd.detector import Detector, Head
 
 ONCE = [{"lr_mult": 1, "decay_mult": 1}]
 STILL = [{"lr_mult": 0, "decay_mult": 0}] * 3
@@ -21,11 +21,8 @@ PLAIN = [{"lr_mult": 1, "decay_mult": 0}] * 2
 
 def plain(n: NetSpec, top: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
     """Add a convolution with its bias and ReLU."""
-    n[name] = L.Convolution(
-        top, num_output=outputs, kernel_size=kernel, param=TWICE, weight_filler=XAVIER, **how
-    )
-    n[f"{name}_relu"] = L.ReLU(n[name], in_place=True)
-    return n[f"{name}_relu"]
+    top = convolution(n, top, name, outputs, kernel, param=TWICE, weight_filler=XAVIER, **how)
+    return relu(n, top, f"{name}_relu")
 
 
 def vgg_body(n: NetSpec) -> None:
@@ -33,8 +30,8 @@ def vgg_body(n: NetSpec) -> None:
     stages.
     """
     top = vgg(n, n.data, (64, 128, 256, 512, 512), (2, 2, 3, 3, 3))
-    n.pool5 = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=1, pad=1)
-    top = plain(n, n.pool5, "fc6", 1024, 3, pad=6, dilation=6)
+    top = max_pool(n, top, "pool5", stride=1, pad=1)
+    top = plain(n, top, "fc6", 1024, 3, pad=6, dilation=6)
     top = plain(n, top, "fc7", 1024, 1)
     for stage, (inner, outer, stride, pad) in enumerate(
         ((256, 512, 2, 1), (128, 256, 2, 1), (128, 256, 1, 0), (128, 256, 1, 0)), 6
@@ -47,27 +44,11 @@ def normalized(
     n: NetSpec, top: Any, name: str, outputs: int, kernel: int, *, stride: int = 1, group: int = 1
 ) -> Any:
     """Add a convolution without bias, its normalization, scale and ReLU."""
-    n[name] = L.Convolution(
-        top,
-        num_output=outputs,
-        kernel_size=kernel,
-        pad=kernel // 2,
-        stride=stride,
-        group=group,
-        bias_term=False,
-        param=ONCE,
-        weight_filler={"type": "msra"},
-    )
-    n[f"{name}/bn"] = L.BatchNorm(n[name], in_place=True, param=STILL)
-    n[f"{name}/scale"] = L.Scale(
-        n[f"{name}/bn"],
-        in_place=True,
-        bias_term=True,
-        filler={"type": "constant", "value": 1},
-        param=PLAIN,
-    )
-    n[f"{name}/relu"] = L.ReLU(n[f"{name}/scale"], in_place=True)
-    return n[f"{name}/relu"]
+    how = {"pad": kernel // 2, "stride": stride, "group": group, "bias_term": False}
+    top = convolution(n, top, name, outputs, kernel, param=ONCE, **how)
+    top = put(n, f"{name}/bn", L.BatchNorm(top, in_place=True, param=STILL))
+    scale = L.Scale(top, in_place=True, bias_term=True, filler=constant(1), param=PLAIN)
+    return relu(n, put(n, f"{name}/scale", scale), f"{name}/relu")
 
 
 # Stride and outputs of each pair of a depthwise and a 1x1 convolution.

@@ -7,14 +7,13 @@ from typing import Any
 
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.pycaffe import params as P
-from prototxt.imagenet import TWICE, Recipe, write
+from prototxt.imagenet import Recipe
+from prototxt.parts import TWICE, convolution, dropout, gaussian, max_pool, put, relu, write
 
 # Convolutions of each of the five stages.
 STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 PARAMETERS = {16: "138,357,544", 19: "143,667,240"}
 ERROR = {16: "0.715 top-1 and 0.898 top-5", 19: "0.713 top-1 and 0.899 top-5"}
-FILLERS = {"weight_filler": {"type": "msra"}, "bias_filler": {"type": "constant"}}
 
 
 def body(depth: int, n: NetSpec, train: bool) -> Any:
@@ -23,24 +22,16 @@ def body(depth: int, n: NetSpec, train: bool) -> Any:
     for stage, count in enumerate(STAGES[depth], 1):
         for place in range(1, count + 1):
             name = f"{stage}_{place}"
-            n[f"conv{name}"] = L.Convolution(
-                top, num_output=min(32 << stage, 512), kernel_size=3, pad=1, param=TWICE, **FILLERS
-            )
-            n[f"relu{name}"] = L.ReLU(n[f"conv{name}"], in_place=True)
-            top = n[f"relu{name}"]
-        n[f"pool{stage}"] = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=2, stride=2)
-        top = n[f"pool{stage}"]
+            width, bias = min(32 << stage, 512), {"type": "constant"}
+            how = {"pad": 1, "param": TWICE, "bias_filler": bias}
+            top = convolution(n, top, f"conv{name}", width, 3, **how)
+            top = relu(n, top, f"relu{name}")
+        top = max_pool(n, top, f"pool{stage}", kernel=2)
+    how = {"param": TWICE, "weight_filler": gaussian(0.01)}
     for number in (6, 7):
-        n[f"fc{number}"] = L.InnerProduct(
-            top, num_output=4096, param=TWICE, weight_filler={"type": "gaussian", "std": 0.01}
-        )
-        n[f"relu{number}"] = L.ReLU(n[f"fc{number}"], in_place=True)
-        n[f"drop{number}"] = L.Dropout(n[f"relu{number}"], dropout_ratio=0.5, in_place=True)
-        top = n[f"drop{number}"]
-    n.fc8 = L.InnerProduct(
-        top, num_output=1000, param=TWICE, weight_filler={"type": "gaussian", "std": 0.01}
-    )
-    return n.fc8
+        top = put(n, f"fc{number}", L.InnerProduct(top, num_output=4096, **how))
+        top = dropout(n, relu(n, top, f"relu{number}"), f"drop{number}", 0.5)
+    return put(n, "fc8", L.InnerProduct(top, num_output=1000, **how))
 
 
 def definitions() -> dict[str, str]:
