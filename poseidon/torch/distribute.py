@@ -40,10 +40,10 @@ from poseidon.torch.sync_norm import check_norms
 from poseidon.torch.tables.plan import check_tables, optimizers_of, plan_tables
 from poseidon.torch.tensors import ModuleTensors, module_tensors
 from poseidon.torch.update_rules import UpdateRule
+from poseidon.torch.updates.group_update import GroupUpdate
 from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate, is_synchronous
 from poseidon.torch.updates.optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.rule import RuleUpdate
-from poseidon.torch.updates.update import Update
 from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -182,7 +182,7 @@ def _update_of(
     tensors: ModuleTensors,
     options: DistributeOptions,
     context: WorkerContext,
-) -> tuple[Update, WorkerContext]:
+) -> tuple[GroupUpdate, WorkerContext]:
     """Return what applies gradients, and the context with the exchange that it needs."""
     if isinstance(how, UpdateRule):
         return RuleUpdate(how, tensors, options, context), context

@@ -1,7 +1,7 @@
 """`Group`: a module that all workers of a job train together.
 
 It is the face of a loop (`group_loop.py`), of the data that each worker reads (`shared_data.py`)
-and of its saved states (`group_checkpoints.py`). An `Update` applies gradients
+and of its saved states (`group_checkpoints.py`). A `GroupUpdate` applies gradients
 (`updates`).
 """
 
@@ -28,7 +28,7 @@ from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import Kept
 from poseidon.torch.sampler import SharedSampler
 from poseidon.torch.shared_data import SEVERAL, SharedData, SharedLoader
-from poseidon.torch.updates.update import Update
+from poseidon.torch.updates.group_update import GroupUpdate
 from poseidon.torch.weights import Batch
 from ps_server import ServerError
 
@@ -39,9 +39,14 @@ Number = TypeVar("Number", float, Tensor)
 class Group:
     """A module that all workers train together: steps, data, collections and checkpoints."""
 
-    def __init__(self, module: nn.Module, update: Update, context: WorkerContext) -> None:
+    def __init__(self, module: nn.Module, update: GroupUpdate, context: WorkerContext) -> None:
         self._context = context
         self._loop = loop = GroupLoop(module, update, context)
+        try:
+            update.attach(loop)
+        except BaseException:
+            loop.close()
+            raise
         self._checkpoints = GroupCheckpoints(loop)
         self._data = SharedData(loop, self._checkpoints.between_iterations)
         self._update = update

@@ -184,7 +184,6 @@ class GroupLoop:
             context.loops.add(self)
         context.job.opened(self.observed.built)
         self.collections.report()
-        self.update.attach(self)
 
     def _open_tables(self, tables: RowTables) -> None:
         worker = self.context.worker

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from poseidon.base.call_names import STEP
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first
@@ -83,14 +83,10 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
                 "exchange parameters of torch.float32; expected these, or a rule"
             )
         self._named = exchanged
-        self._parameters = {p: p for p in own.trained.values()}
+        self._parameters = [*own.trained.values()]
         self.plan = own.plan(
             options, None, lambda name: local_of(exchanged[name]), sends_gradients=False
         )
-
-    @property
-    def _trained(self) -> Mapping[nn.Parameter, Tensor]:
-        return self._parameters
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
@@ -133,7 +129,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             return
         squares = plain_sum(map(sum_of_squares, gradients))
         if self.plan.shards:
-            squares = sum_over_host(squares, next(iter(self._parameters)))
+            squares = sum_over_host(squares, self._parameters[0])
         factor = clip_factor(squares, clip)
         if factor != 1.0:
             torch._foreach_mul_(gradients, factor)

@@ -23,7 +23,7 @@ from poseidon.torch.options import DistributeOptions
 from poseidon.torch.shards import divided_by_name, gathered, leaf_of_parts
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.update_rules import ShardRules
-from poseidon.torch.updates.update import Update
+from poseidon.torch.updates.group_update import GroupUpdate
 from ps_server.rules import history_count
 
 SCALED = (
@@ -33,11 +33,10 @@ SCALED = (
 )
 
 
-class RuleUpdate(Update):
+class RuleUpdate(GroupUpdate):
     """See `Update`."""
 
     applies = Applies.SHARDS
-    loop: GroupLoop
 
     def __init__(
         self,

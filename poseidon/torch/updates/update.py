@@ -1,68 +1,38 @@
-"""How a module's parameters follow from gradients: the contract of four strategies."""
+"""How a module's parameters follow from gradients, as a group's loop sees it.
+
+There are four ways (`updates`): a rule of the shards, a torch optimizer whose rules the shards apply,
+a torch optimizer on the workers, and one on the workers with rounds of local steps. Each says
+
+    what to plan      `plan`
+    what to send      `rates`, `check_begin`, `check_backward`, `pass_ended`, `may_leave`, `sent`
+    how to apply      `step`, `average_gradients` (`GroupUpdate`)
+    which state       `leaves`, `reopen`
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.leaf import Leaf
 from poseidon.engine.loop_table import Applies
-from poseidon.errors import UsageError
 from poseidon.torch.tensors import GroupPlan
 
 
 class Update(ABC):
     """How a module's parameters follow from gradients.
 
-    There are four (`updates`): a rule of the shards, a torch optimizer whose rules the shards apply,
-    a torch optimizer on the workers, and one on the workers with rounds of local steps. Each says
-
-        what to plan      `plan`
-        what to send      `rates`, `check_begin`, `check_backward`, `pass_ended`, `may_leave`, `sent`
-        how to apply      `step`, `average_gradients`
-        which state       `leaves`, `reopen`
-
     Attributes:
         plan: what the group exchanges.
         applies: where gradients are applied.
         label: the name of the rule or optimizer, in messages and checkpoints.
-        loop: the group's loop, from `attach` on; each strategy declares its type, which knows this
-            contract.
     """
 
     plan: GroupPlan
     applies: Applies
     label: str
-    loop: Any
-    _handles: list[RemovableHandle]
-    """Of hooks in optimizers, from `attach` on."""
-
-    def attach(self, loop: Any) -> None:
-        """Take part in a loop, whose exchange is open."""
-        self.loop, self._handles = loop, []
-
-    def close(self) -> None:
-        """Leave the loop. A second call does nothing."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    @property
-    @abstractmethod
-    def lr(self) -> float:
-        """The learning rate of the current or the next step."""
-
-    @abstractmethod
-    def set_lr(self, rate: float) -> None:
-        """Set the learning rate.
-
-        Raises:
-            UsageError: within a step, or it belongs to an optimizer.
-        """
 
     def rates(self) -> tuple[float, ...]:
         """Return the rates of the iteration that begins; see `Trained.rate_index`."""
@@ -98,17 +68,6 @@ class Update(ABC):
         """Forget passes that belong to no step, where the loss of another module may have made
         them.
         """
-
-    @abstractmethod
-    def step(self, *, zero_grad: bool) -> bool:
-        """End the step, or the turn of a virtual worker within it. See `Group.step`."""
-
-    def average_gradients(self) -> bool:
-        """See `Group.average_gradients`."""
-        raise UsageError(
-            f"average_gradients() cannot be used with {self.label}, because the shards consume the "
-            "gradients; use a torch.optim optimizer on the workers"
-        )
 
     @abstractmethod
     def leaves(self) -> Sequence[Leaf]:

@@ -30,6 +30,7 @@ from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.shards import of_optimizer, parts, whole
 from poseidon.torch.tensors import ModuleTensors
+from poseidon.torch.updates.group_update import GroupUpdate
 from poseidon.torch.updates.optimizer import (
     check_closure,
     check_no_closure,
@@ -38,7 +39,6 @@ from poseidon.torch.updates.optimizer import (
     loading,
     refuse_lr,
 )
-from poseidon.torch.updates.update import Update
 
 UNSCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
@@ -46,14 +46,12 @@ UNSCALED = (
 )
 
 
-class WorkerOptimizerUpdate(Update):
+class WorkerOptimizerUpdate(GroupUpdate):
     """What updates by an optimizer of the worker have in common. See `Update`.
 
     Args:
         optimizer: of some or all of the module's parameters.
     """
-
-    loop: GroupLoop
 
     def __init__(self, optimizer: torch.optim.Optimizer, context: WorkerContext) -> None:
         check_closure(optimizer)
@@ -104,11 +102,6 @@ class WorkerOptimizerUpdate(Update):
         if zero_grad:
             loop.module.zero_grad()
         return loop.session.is_first_turn
-
-    @property
-    @abstractmethod
-    def _trained(self) -> Mapping[nn.Parameter, Tensor]:
-        """What the exchange has of each parameter of the optimizer."""
 
     @abstractmethod
     def _before_step(
@@ -185,10 +178,6 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             return mean
 
         self.plan = tensors.plan(options, None, new_mean)
-
-    @property
-    def _trained(self) -> Mapping[nn.Parameter, Tensor]:
-        return self._means
 
     def attach(self, loop: GroupLoop) -> None:
         self._take_first()
