@@ -28,8 +28,8 @@ from ray.train.torch import TorchConfig, get_device
 
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.torch.ddp import modules_compared
-from poseidon.torch.process_group.backend import PoseidonGroup, initialize, register
-from poseidon.torch.process_group.functions import groups_of_job
+from poseidon.torch.process_group.backend import PoseidonGroup
+from poseidon.torch.process_group.functions import groups_of_job, initialize, register
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server.keys import KeyPair, Keyring
 from ps_server.network import Network

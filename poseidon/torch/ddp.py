@@ -34,10 +34,10 @@ from poseidon.exchange.turns import stacked
 from poseidon.torch.ddp_replicas import ComparedModule, DdpReplicas, reduced_parameters
 from poseidon.torch.divided_reducer import reduced_between_hosts
 from poseidon.torch.masters import TYPES
-from poseidon.torch.process_group.backend import initialize
 from poseidon.torch.process_group.functions import (
     HAS_GROUP,
     groups_of_job,
+    initialize,
     make_default_group,
     refusal,
     replaced,

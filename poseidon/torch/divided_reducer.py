@@ -34,8 +34,8 @@ from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.ddp_replicas import DdpReplicas
 from poseidon.torch.masters import TYPES
 from poseidon.torch.process_group.backend import PoseidonGroup
-from poseidon.torch.process_group.collectives import ReduceRule
 from poseidon.torch.process_group.functions import after_import, ranks_of, replaced
+from poseidon.torch.process_group.worker_parts import ReduceRule
 from poseidon.torch.reducer import MeanReducer, check_one_batch
 from poseidon.torch.shards import Shards, groups_of, wait_for_copy
 from ps_server import Rule, RuleKind

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from poseidon.engine.packed import mapped, on_host, packed, unpacked
 from poseidon.errors import UsageError
-from poseidon.torch.process_group.collectives import ReduceRule
+from poseidon.torch.process_group.worker_parts import ReduceRule
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 

@@ -43,8 +43,9 @@ from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.lone_steps import counting_steps, ended_alone, noticing_lone_steps
-from poseidon.torch.process_group.backend import Calls, register
+from poseidon.torch.process_group.functions import register
 from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.process_group.work import Calls
 from poseidon.torch.script_process import (
     free_address,
     import_compiler_late,

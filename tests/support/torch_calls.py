@@ -766,8 +766,7 @@ def join_alone(folder: Path) -> None:
     """Make the process group as `poseidon.ray_train` does: without a launcher of Poseidon."""
     from poseidon.exchange.options import DEFAULT_OPTIONS
     from poseidon.torch.ddp import modules_compared
-    from poseidon.torch.process_group.backend import initialize, register
-    from poseidon.torch.process_group.functions import groups_of_job
+    from poseidon.torch.process_group.functions import groups_of_job, initialize, register
     from poseidon.torch.process_group.mesh import Mesh
     from ps_server.network import Network
 

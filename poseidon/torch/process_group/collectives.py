@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from poseidon.torch.process_group.mesh import (
     Message,
     MessageId,
 )
-from ps_server.transport.base import Buffer
+from poseidon.torch.process_group.worker_parts import ReduceRule, described, reduced
 
 SMALL_BYTES = 32 * 1024
 """A tensor of at most this size is sent whole to all workers, which reduce it themselves: one step
@@ -41,46 +41,6 @@ SEGMENT_BYTES = 4 * 2**20
 """A larger tensor is reduced in segments of this size for each worker, so that one segment is
 reduced while the next ones travel.
 """
-
-
-class ReduceRule(Enum):
-    """How the parts of the workers become one."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    PRODUCT = "product"
-    MIN = "min"
-    MAX = "max"
-    AND = "and"
-    OR = "or"
-    XOR = "xor"
-
-
-_INTO: Mapping[ReduceRule, Callable[[Tensor, Tensor], Tensor]] = {
-    ReduceRule.SUM: Tensor.add_,
-    ReduceRule.MEAN: Tensor.add_,
-    ReduceRule.PRODUCT: Tensor.mul_,
-    ReduceRule.MIN: lambda own, other: torch.minimum(own, other, out=own),
-    ReduceRule.MAX: lambda own, other: torch.maximum(own, other, out=own),
-    ReduceRule.AND: Tensor.bitwise_and_,
-    ReduceRule.OR: Tensor.bitwise_or_,
-    ReduceRule.XOR: Tensor.bitwise_xor_,
-}
-
-
-def reduced(parts: Sequence[Tensor], reduction: ReduceRule) -> Tensor:
-    """Return the reduction of tensors of one size and type, in new memory."""
-    dtype = parts[0].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    result = parts[0].to(wide, copy=True)
-    for part in parts[1:]:
-        _INTO[reduction](result, part.to(wide))
-    if reduction is ReduceRule.MEAN:
-        # a tensor: a GPU would multiply by the reciprocal of a number
-        count = torch.full((), len(parts), dtype=wide, device=result.device)
-        # of whole numbers as NCCL: without the fraction
-        result.div_(count, rounding_mode=None if wide.is_floating_point else "trunc")
-    return result.to(dtype)
 
 
 class Collectives:
@@ -94,7 +54,6 @@ class Collectives:
 
     Attributes:
         place: the line of the script that makes the next call; for errors.
-        on_one_host: whether all its workers are on one host.
     """
 
     def __init__(
@@ -112,7 +71,6 @@ class Collectives:
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)
         self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
-        self.on_one_host = mesh.neighbours.issuperset(ranks)
 
     def all_reduce(self, tensor: Tensor, reduction: ReduceRule) -> None:
         """Replace a tensor by the reduction of all workers' tensors."""
@@ -155,15 +113,14 @@ class Collectives:
             )
             for indices, values in zip(*gathered, strict=True)
         ]
-        result = parts[0]
-        for part in parts[1:]:
-            result = result + part
+        result = sum(parts[1:], parts[0])
         return result / self.size if reduction is ReduceRule.MEAN else result
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace a tensor by one worker's."""
         call = self._begin("broadcast", tensor, f"from {root}")
-        if tensor.nbytes <= SMALL_BYTES or self.size <= 2 or self.on_one_host:
+        on_one_host = self.mesh.memory.neighbours.issuperset(self.ranks)
+        if tensor.nbytes <= SMALL_BYTES or self.size <= 2 or on_one_host:
             if self.rank == root:
                 call.send(self.others, 0, tensor)
             else:
@@ -182,8 +139,7 @@ class Collectives:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all workers by rank."""
-        call = self._begin("all_gather", tensor)
-        return call.exchange(tensor)
+        return self._begin("all_gather", tensor).exchange(tensor)
 
     def gather(self, tensor: Tensor, root: int) -> list[Tensor]:
         """Return the tensors of all workers by rank on one worker; an empty list elsewhere."""
@@ -306,13 +262,13 @@ class Collectives:
         return f"{self._group}/{tag}"
 
 
+@dataclass(slots=True, eq=False)
 class _Expected:
     """A receive that waits for a message of one of some workers; ranks of the group."""
 
-    def __init__(self, senders: tuple[int, ...]) -> None:
-        self.senders = senders
-        self.message: Message | None = None
-        self.sender = -1
+    senders: tuple[int, ...]
+    message: Message | None = None
+    sender: int = -1
 
 
 class _Call:
@@ -334,7 +290,7 @@ class _Call:
         ranks = [self._owner.ranks[receiver] for receiver in receivers]
         device = device_of(tensor.device)
         if not device.is_host:
-            ranks = self._mesh.lend(ranks, self._call, part, tensor)
+            ranks = self._mesh.memory.lend(ranks, self._call.head(part), tensor)
             if not ranks:
                 return
             on_host = device.host_memory(tensor.numel(), dtype=tensor.dtype)
@@ -350,13 +306,13 @@ class _Call:
             DifferentCalls: the sender's has a different size.
         """
         self.meet(like)
-        payload = self._mesh.receive(self._owner.ranks[sender], self._call, part)
-        return self._tensor(payload, sender, like)
+        message = self._mesh.receive(self._owner.ranks[sender], self._call, part)
+        return self.tensor_of(message, sender, like)
 
     def meet(self, like: Tensor) -> None:
         """Let others know whether they can lend memory of their GPUs to this worker's."""
         if not device_of(like.device).is_host:
-            self._mesh.answer_offers(like)
+            self._mesh.memory.answer_offers(like)
 
     def wait_for(
         self,
@@ -371,10 +327,7 @@ class _Call:
 
     def tensor_of(self, message: Message, sender: int, like: Tensor) -> Tensor:
         """As `receive`, of a message that is here."""
-        payload = self._mesh.checked(message, self._owner.ranks[sender], self._call)
-        return self._tensor(payload, sender, like)
-
-    def _tensor(self, payload: Buffer | Lent, sender: int, like: Tensor) -> Tensor:
+        payload = self._mesh.payload_of(message, self._owner.ranks[sender], self._call)
         size = payload.size if isinstance(payload, Lent) else memoryview(payload).nbytes
         if size != like.nbytes:
             raise DifferentCalls(
@@ -384,7 +337,7 @@ class _Call:
         if not size:
             return torch.empty_like(like)
         if isinstance(payload, Lent):
-            return self._mesh.take(self._owner.ranks[sender], payload, like)
+            return self._mesh.memory.take(self._owner.ranks[sender], payload, like)
         return torch.frombuffer(payload, dtype=torch.uint8).view(like.dtype).to(like.device)
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:
@@ -398,8 +351,3 @@ class _Call:
             own if rank == self._owner.rank else self.receive(rank, part, own)
             for rank in range(self._owner.size)
         ]
-
-
-def described(tensor: Tensor | None) -> str:
-    """Return the number of elements of a tensor and their type, for messages."""
-    return "" if tensor is None else f"{tensor.numel()} x {str(tensor.dtype)[6:]}"

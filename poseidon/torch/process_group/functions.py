@@ -9,6 +9,7 @@ runs, because published scripts name gloo or NCCL: torch takes a new backend onl
 from __future__ import annotations
 
 import importlib.machinery
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +24,14 @@ import torch.distributed
 import torch.distributed.rpc
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import _mesh_resources
+from torch.distributed.distributed_c10d import init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.errors import UsageError, counted
-from poseidon.torch.process_group.backend import NAME, PoseidonGroup, initialize
+from poseidon.torch.process_group.backend import NAME, PoseidonGroup
+from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.process_group.work import Calls
 
 LOGGER = logging.getLogger(__name__)
 dist: Any = torch.distributed
@@ -61,6 +65,46 @@ JOINS_SEVERAL = (
     "Join of several DistributedDataParallel modules is not supported, because torch aborts; use "
     "one module, which may contain the others"
 )
+
+
+def register(mesh: Mesh, script: Calls | None = None) -> None:
+    """Make the backend "poseidon" known to torch.distributed, with the messages of a job.
+
+    Args:
+        script: notes the calls of groups of all workers.
+    """
+
+    generation = itertools.count()
+    """Of default groups: a script may destroy one and make the next, whose groups have the same
+    names.
+    """
+    current = 0
+
+    def create(options: Any, _: Any = None) -> PoseidonGroup:
+        nonlocal current
+        ranks = list(options.global_ranks_in_group)
+        if not ranks:
+            current = next(generation)
+            ranks = list(range(mesh.size))
+        name, timeout_s = f"{current}.{options.group_id}", options.timeout.total_seconds()
+        return PoseidonGroup(Collectives(mesh, name, ranks, timeout_s), script)
+
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+    # the recorder of torch 2.15 and later is for groups in C++, and fails on this one
+    recorded: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recorded.add(NAME)
+
+
+def initialize(mesh: Mesh, **arguments: Any) -> None:
+    """Make a group of all workers torch.distributed's default group.
+
+    Args:
+        arguments: of `init_process_group`, besides its backend, store, rank and size.
+    """
+    store = mesh.store.new()
+    init_process_group(NAME, store=store, rank=mesh.rank, world_size=mesh.size, **arguments)
+    # without the prefix in C++, which leaves out queues and the list of keys
+    dist.distributed_c10d._world.pg_map[dist.group.WORLD] = (dist.Backend(NAME), store)
 
 
 @contextmanager
@@ -184,7 +228,7 @@ def _name_backend(group: Any, backend: str) -> None:
 def _on_one_host(ranks: Sequence[int]) -> bool:
     """Return whether workers of the job, this one among them, are on one host."""
     group = dist.group.WORLD
-    return not isinstance(group, PoseidonGroup) or group.mesh.neighbours.issuperset(ranks)
+    return not isinstance(group, PoseidonGroup) or group.mesh.memory.neighbours.issuperset(ranks)
 
 
 def _within_hosts(parallelize: Callable[..., Any]) -> Callable[..., Any]:

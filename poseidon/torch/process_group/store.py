@@ -1,19 +1,28 @@
 """torch.distributed's store, shared by the workers of a job: rank 0 holds its values.
 
+    ["Ask", number] request         to rank 0
+    ["Answer", number] answer
+
 Law: `StoreTable` is pure. A request that cannot be answered yet waits in it; every later request
 may answer it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import msgpack
 import torch.distributed
 
-from ps_server import StalenessTimeout
+from poseidon.errors import JobError
+from poseidon.torch.process_group.late_links import LateLinks
+from ps_server import RemoteProtocolError, StalenessTimeout
+from ps_server.transport.base import Buffer
 
 dist: Any = torch.distributed
 Request = tuple[Any, ...]
@@ -99,6 +108,80 @@ class StoreTable:
                 return len(self._queues.get(key, ()))
             case _:
                 raise ValueError("this is not a request of a store")
+
+
+class JobStore:
+    """The store of a job on one of its workers.
+
+    Args:
+        check: raises the error of a collective that has failed, if one has.
+
+    Attributes:
+        has_answered: whether other workers have asked this one.
+    """
+
+    def __init__(self, links: LateLinks, check: Callable[[], None]) -> None:
+        self._links = links
+        self._check = check
+        self._table = StoreTable()
+        self._answers: dict[int, object] = {}
+        self._asked = itertools.count()
+        self._stores = itertools.count()
+        self.has_answered = False
+
+    def new(self) -> SharedStore:
+        """Return a store that all workers share; the n-th ones of all workers are one."""
+        return SharedStore(self._ask, f"{next(self._stores)}/")
+
+    def _ask(self, request: Request, timeout_s: float) -> Any:
+        self._check()
+        number, links = next(self._asked), self._links
+        if links.size > 1:
+            links.connected()
+        if links.rank:
+            links.post(["Ask", number], ([0], msgpack.packb(request)))
+        else:
+            with links.monitor:
+                self._table.ask(request, partial(self.note, number))
+            links.monitor.notify()  # a thread of this worker may wait for what was set
+
+        def answered() -> tuple[object] | None:
+            if number in self._answers:
+                return (self._answers.pop(number),)
+            self._check()
+            if links.rank and 0 in links.left:
+                raise JobError(
+                    f"worker {links.rank} uses the store of the process group, but worker 0, which "
+                    "holds it, has ended; let worker 0 wait for the others"
+                )
+            return None
+
+        what = f"the store of the process group did not answer {request[0]}()"
+        return links.monitor.wait_for(answered, what, timeout_s=timeout_s)[0]
+
+    def note(self, number: int, answer: object) -> None:
+        """Note the answer to a request of this worker."""
+        self._answers[number] = answer
+
+    def answer(self, sender: int, number: int, frame: Buffer) -> None:
+        """Answer the request of another worker, once there is an answer.
+
+        Raises:
+            RemoteProtocolError: it is not valid.
+        """
+        monitor = self._links.monitor
+
+        def reply(answer: object) -> None:
+            if not monitor.closed and monitor.failure is None:
+                self._links.post(["Answer", number], ([sender], msgpack.packb(answer)))
+
+        self.has_answered = True
+        try:
+            self._table.ask(tuple(msgpack.unpackb(frame)), reply)
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            raise RemoteProtocolError(
+                f"worker {sender} sent the store an invalid request"
+            ) from error
 
 
 class SharedStore(dist.Store):  # type: ignore[misc]

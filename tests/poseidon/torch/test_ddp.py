@@ -21,7 +21,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.options import Buffers
-from poseidon.torch.process_group.backend import register
+from poseidon.torch.process_group.functions import register
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.tensors import module_tensors
 from ps_server.network import Network

@@ -14,7 +14,7 @@ from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.broadcast import PIECE_BYTES
 from poseidon.torch.group import Group
 from poseidon.torch.plain_values import decode, encode, reduce
-from poseidon.torch.process_group.collectives import ReduceRule
+from poseidon.torch.process_group.worker_parts import ReduceRule
 from poseidon.torch.update_rules import SGD
 from tests.support.module_groups import together
 

@@ -20,10 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.errors import UsageError
 from poseidon.torch.process_group import backend
-from poseidon.torch.process_group.backend import Calls, PoseidonGroup, PoseidonWork
+from poseidon.torch.process_group.backend import PoseidonGroup
 from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.functions import groups_of_job
 from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
+from poseidon.torch.process_group.work import Calls, PoseidonWork
 from ps_server import StalenessTimeout
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
 from tests.support.simulated_device import TYPE, SimulatedDevice, SimulatedEvent, simulated_devices
@@ -493,14 +494,14 @@ def test_a_script_does_not_wait_for_the_copy_of_a_result(monkeypatch: pytest.Mon
             assert total.cpu().tolist() == [float(SIZE * (SIZE - 1))] * 3
 
     results_come, all_wait = threading.Event(), threading.Barrier(SIZE)
-    fill = backend._fill
+    fill = backend.fill
 
     def noted(tensors: Any, flats: Any) -> Any:
         results_come.set()
         return fill(tensors, flats)
 
     monkeypatch.setattr(SimulatedEvent, "synchronize", later)
-    monkeypatch.setattr(backend, "_fill", noted)
+    monkeypatch.setattr(backend, "fill", noted)
     with simulated_devices(SIZE, 5) as devices, meshes(SIZE) as made:
         on_all(made, run)
 
@@ -519,7 +520,7 @@ def test_a_call_that_was_waited_for_has_its_result(
     asks_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's DDP reads the value of the future without a further wait."""
-    work = PoseidonWork(lambda _: None, 3, Calls(lambda begun, name: None), lambda error: None)
+    work = PoseidonWork(lambda _: None, 3, lambda error: None)
     note_done, late = work._done.set, threading.Event()
 
     def set_late() -> None:

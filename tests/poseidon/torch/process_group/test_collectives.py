@@ -14,8 +14,9 @@ from torch import Tensor
 
 from poseidon.errors import UsageError
 from poseidon.torch.process_group import collectives
-from poseidon.torch.process_group.collectives import Collectives, ReduceRule, reduced
+from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.process_group.worker_parts import ReduceRule, reduced
 from ps_server.keys import JobKeys
 from ps_server.network import Network
 from tests.support.polling import until
@@ -192,13 +193,13 @@ def test_memory_of_a_worker_of_another_host_is_not_opened() -> None:
         if mesh.rank:  # takes worker 0 for a neighbour, which does not take it for one
             Collectives(mesh, "1", range(2)).sending(torch.zeros(40_000), 0, 1)()
             return None
-        links = mesh._links
+        links = mesh._links.found
         assert links is not None
         until(lambda: links.dropped > 0, "the message was taken", 20)
         return links.dropped
 
     with meshes(2) as made:
-        made[1].neighbours = frozenset((0, 1))
+        made[1].memory.neighbours = frozenset((0, 1))
         assert on_all(made, run)[0] == 1
 
 

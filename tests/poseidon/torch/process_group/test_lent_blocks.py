@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from poseidon.torch.process_group import lent_blocks
-from poseidon.torch.process_group.collectives import Collectives, ReduceRule
+from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.lent_blocks import Lent, LentBlocks
 from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.process_group.worker_parts import ReduceRule
 from ps_server import RemoteProtocolError
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
 from tests.support.simulated_device import (

@@ -53,7 +53,7 @@ def test_what_is_no_request_is_refused(request_: Request) -> None:
 
 def test_all_workers_have_the_same_values() -> None:
     def run(mesh: Mesh) -> None:
-        store, other = mesh.new_store(), mesh.new_store()
+        store, other = mesh.store.new(), mesh.store.new()
         store.set_timeout(timedelta(seconds=20))
         store.set(f"key{mesh.rank}", str(mesh.rank))
         prefixed = dist.PrefixStore("p", store)  # C++, which calls the store's methods
