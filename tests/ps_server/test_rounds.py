@@ -12,8 +12,8 @@ from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTran
 from ps_server.errors import LocalProtocolError, ServerError
 from ps_server.network import Network
 from ps_server.rounds import Rounds
-from ps_server.transport.memory import MemoryNetwork
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
+from tests.support.memory_transport import MemoryNetwork
 
 
 def on_sockets() -> Rounds:
@@ -42,7 +42,6 @@ def test_the_stores_of_two_rounds_are_apart() -> None:
     assert rounds.statistics().updates == 4
     clients[1].close()
     rounds.wait(stays=False)
-    assert rounds.counts()["updates"] == 4
 
 
 def test_a_round_may_follow_after_all_have_left() -> None:

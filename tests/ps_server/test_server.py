@@ -14,9 +14,9 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.frames import decode, encode
 from ps_server.trace import Track
 from ps_server.transport.base import Frames
-from ps_server.transport.memory import MemoryNetwork
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
+from tests.support.memory_transport import MemoryNetwork
 from tests.support.tracing import Recorded, Span, nested
 
 ITERATIONS = 3

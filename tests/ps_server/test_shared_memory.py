@@ -47,9 +47,9 @@ from ps_server.shared_memory import (
     new_memory,
 )
 from ps_server.transport.base import Frames
-from ps_server.transport.memory import MemoryNetwork
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, run_workers, socket_store, zeros
+from tests.support.memory_transport import MemoryNetwork
 
 SLOT_BYTES = 2 * LEAST_BYTES
 MARKER = 0xC1

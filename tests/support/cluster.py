@@ -18,7 +18,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
-from ps_server.transport.memory import Faults, MemoryNetwork
+from tests.support.memory_transport import Faults, MemoryNetwork
 from tests.support.threads import on_threads
 
 TOKEN = b"the job's secret"

@@ -18,7 +18,6 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.network import Network
-from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, socket_store
 from tests.support.exchange_contract import (
     Make,
@@ -31,6 +30,7 @@ from tests.support.exchange_contract import (
 )
 from tests.support.exchanges import plain_exchange, plain_store
 from tests.support.machines import machines
+from tests.support.memory_transport import Faults
 from tests.support.sampling import sample
 
 # RMSProp divides by the root of its last few gradients: with a small delta it would magnify the

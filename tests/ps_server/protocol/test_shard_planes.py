@@ -25,8 +25,8 @@ from ps_server import (
 )
 from ps_server.protocol.messages import Array
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
-from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, run_workers
+from tests.support.memory_transport import Faults
 from tests.support.sampling import sample
 
 STEPS = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_server.transport.memory import Faults, MemoryNetwork
+from tests.support.memory_transport import Faults, MemoryNetwork
 from tests.support.transport_contract import Pair, check_transport
 
 
