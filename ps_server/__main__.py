@@ -308,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
             rounds.wait(stays=document.supervised)
         reporter.close()
         reporter.report_statistics()
-        reporter.report("done", **rounds.counts())
+        reporter.report("done")
     except (ServerError, OSError) as error:
         reporter.close()
         reporter.report("error", message=str(error), exit_code=1)

@@ -71,7 +71,6 @@ class Client:
         network: this worker's rank, and how it reaches the shards.
         store: the store, the same on every worker.
         trace: records each message sent and received; its owner closes it.
-        prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
         share_memory: whether large arrays reach shards of this host in memory in
             place of a socket (`shared_memory.py`).
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they
@@ -109,7 +108,6 @@ class Client:
         store: StoreSpec,
         *,
         trace: Tracer = NO_TRACE,
-        prioritized: bool = True,
         share_memory: bool = True,
         bandwidth_mbps: float | None = None,
         table_clocks: bool = False,
@@ -146,7 +144,6 @@ class Client:
             self._monitor,
             self._meter,
             trace,
-            prioritized=prioritized,
             holds_back=self._holds_back,
             clock=now,
         )

@@ -42,7 +42,6 @@ class Pump:
         monitor: of the client; it holds the session's and the queues' lock.
         meter: counts what is sent and received.
         trace: records each message sent and received.
-        prioritized: see `Client`.
         holds_back: whether the session holds changes back, and releases them as time goes by.
         clock: returns the seconds of a clock that is never set.
     """
@@ -56,7 +55,6 @@ class Pump:
         meter: ClientMeter,
         trace: Tracer,
         *,
-        prioritized: bool,
         holds_back: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +67,7 @@ class Pump:
         self._holds_back = holds_back
         self._clock = clock
         self._names = [table.name for table in session.store.tables]
-        self.queues = [Schedule(prioritized=prioritized) for _ in range(session.store.shards)]
+        self.queues = [Schedule() for _ in range(session.store.shards)]
         self._waiting_bytes = 0
         """Of pushes that wait for others; from `PACKET_IN_MEMORY_BYTES` on all is sent."""
         self._link = LinkPriority()

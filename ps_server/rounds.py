@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 
 from ps_server.errors import ServerError, as_server_error
 from ps_server.numerics import prepare_thread
-from ps_server.protocol.shard import Counts
 from ps_server.server import Server
 from ps_server.statistics import ShardStatistics
 
@@ -39,8 +38,7 @@ class Rounds:
         self._idle_limit_s: float | None = None
         self._stopping = False
         self._failure: ServerError | None = None
-        self._ended_statistics: list[ShardStatistics] = []
-        self._ended_counts: list[Counts] = []
+        self._ended: list[ShardStatistics] = []
 
     def listen(self) -> str:
         """Open the next round; return where its clients reach it."""
@@ -77,8 +75,7 @@ class Rounds:
             while self._running:
                 self._changed.wait(POLL_S)
             for server in self._servers:
-                self._ended_statistics.append(replace(server.statistics(), queue=0, memory_bytes=0))
-                self._ended_counts.append(server.shard.counts)
+                self._ended.append(replace(server.statistics(), queue=0, memory_bytes=0))
             self._servers.clear()
 
     def go_on(self, open_server: Callable[[int], Server]) -> str:
@@ -119,19 +116,13 @@ class Rounds:
         """Return what all rounds have done so far. Any thread may call it."""
         with self._changed:
             running = [server.statistics() for server in self._servers]
-            rounds = [asdict(one) for one in (*self._ended_statistics, *running)]
+            rounds = [asdict(one) for one in (*self._ended, *running)]
         return ShardStatistics(
             **{
                 name: (max if name in OF_THIS_MOMENT else sum)(one[name] for one in rounds)
                 for name in rounds[0]
             }
         )
-
-    def counts(self) -> dict[str, int]:
-        """Return the sums of the rounds' counters (`Counts`)."""
-        running = [server.shard.counts for server in self._servers]
-        rounds = [asdict(one) for one in (*self._ended_counts, *running)]
-        return {name: sum(one[name] for one in rounds) for name in rounds[0]}
 
     def stop_when_idle(self, limit_s: float) -> None:
         """Let each round end once no peer is connected, or none has sent for `limit_s` seconds.

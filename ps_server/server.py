@@ -36,7 +36,6 @@ class Server:
     Args:
         shard: the state machine.
         transport: where its peers are. The server owns it and closes it.
-        prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
         trace: records each message received, acted upon and sent; its owner closes it.
         clock: returns the seconds of a clock that is never set.
     """
@@ -47,7 +46,6 @@ class Server:
         transport: ServerTransport,
         *,
         trace: Tracer = NO_TRACE,
-        prioritized: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.shard = shard
@@ -55,7 +53,6 @@ class Server:
         self._trace = trace
         self._names: tuple[str, ...] = ()
         self._meter = ServerMeter()
-        self._prioritized = prioritized
         self._clock = clock
         self._queues: dict[bytes, Schedule] = {}
         self._shared_memory = ShardSharedMemory()
@@ -91,12 +88,12 @@ class Server:
         """Serve; yield before each wait for messages the most seconds that it lasts."""
         received_s = self._clock()
         wait_s = POLL_S
-        while not (self.shard.finished or self._stopping.is_set()):
+        while not (self.shard.members.finished or self._stopping.is_set()):
             yield wait_s
             batch = self._transport.receive(wait_s)
             self.turns += 1
             wait_s = self._handle(batch)
-            if self.shard.all_here:
+            if self.shard.members.all_here:
                 self._transport.admit_no_more()
             now = self._clock()
             received_s = now if batch else received_s
@@ -151,12 +148,12 @@ class Server:
 
         Returns whether there is something to send.
         """
-        if self.shard.knows(peer):
+        if peer in self.shard.members.ranks:
             return self._act(peer, frames)
         if not frames or memoryview(frames[0]).nbytes > MAX_FIRST_BYTES:
             return self._add(self.shard.refuse(peer, "the first message is too long"))
         answered = self._act(peer, frames[:1])
-        if self.shard.knows(peer):
+        if peer in self.shard.members.ranks:
             self._transport.known(peer)
             answered |= self._act(peer, frames[1:]) if len(frames) > 1 else False
         return answered
@@ -182,7 +179,7 @@ class Server:
         return answered
 
     def _outgoing(self, peer: bytes, message: Message) -> Sequence[Outgoing]:
-        if not (isinstance(message, MemoryOffer) and self.shard.knows(peer)):
+        if not (isinstance(message, MemoryOffer) and peer in self.shard.members.ranks):
             return self.shard.handle(peer, message)
         try:
             return [Outgoing(peer, self._shared_memory.accept(peer, message))]
@@ -198,7 +195,7 @@ class Server:
         for peer, message in outgoing:
             queue = self._queues.get(peer)
             if queue is None:
-                queue = self._queues[peer] = Schedule(prioritized=self._prioritized)
+                queue = self._queues[peer] = Schedule()
             if message is not last:
                 last, frames = message, []
             queue.add(message, frames)

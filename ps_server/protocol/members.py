@@ -137,10 +137,6 @@ class Members:
         """Address a message to these workers."""
         return (self.to(rank, message) for rank in ranks)
 
-    def to_all(self, message: m.ToWorker) -> Iterator[Outgoing]:
-        """Address a message to every worker that has joined."""
-        return (Outgoing(peer, message) for peer in self.peers.values())
-
     def missing_for(self, rank: int, is_behind: Callable[[int, int], bool]) -> int | None:
         """Return a worker that has left although another one needs more of it; None where there
         is none.

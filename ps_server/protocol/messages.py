@@ -439,11 +439,6 @@ ToWorker = (
 Message = ToShard | ToWorker
 
 
-def payload_bytes(message: Message) -> int:
-    """Return the bytes of a message's arrays or payloads: all but its header."""
-    return sum(frame_bytes(message))
-
-
 def frame_bytes(message: Message) -> list[int]:
     """Return the bytes of each of a message's frames after its header."""
     match message:

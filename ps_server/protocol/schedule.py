@@ -97,14 +97,9 @@ class Waiting:
 
 
 class Schedule:
-    """The queued messages for one peer.
+    """The queued messages for one peer."""
 
-    Args:
-        prioritized: False keeps the order of arrival throughout.
-    """
-
-    def __init__(self, *, prioritized: bool = True) -> None:
-        self._prioritized = prioritized
+    def __init__(self) -> None:
         self._heap: list[Waiting] = []
         self._values: dict[tuple[int, int], Waiting] = {}
         self._epoch = _FIRST_EPOCH
@@ -172,8 +167,6 @@ class Schedule:
 
     def _place(self, message: m.Message) -> Key:
         order = ORDERS.get(type(message), Order.AT_ONCE)
-        if not self._prioritized:
-            return (self._epoch, 0, 0, self._number)
         if order is Order.IN_BACKGROUND:
             return (_BACKGROUND_EPOCH, 0, 0, self._number)
         if order is Order.AT_ONCE:

@@ -77,11 +77,61 @@ Allocate = Callable[[int, Collection[bytes]], Tensor | None]
 class Counts:
     """The counters of a shard since it started."""
 
-    messages: int = 0
     faults: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
     updates: int = 0
+
+
+class OpenStore:
+    """A store that workers have created, with all that goes when another one follows it.
+
+    Args:
+        store: its description.
+        shard: the number of the shard.
+    """
+
+    def __init__(self, store: StoreSpec, shard: int) -> None:
+        self.store = store
+        self.agreed: set[int] = set()
+        """Ranks that have created it."""
+        self.early: dict[int, list[m.ToWorker]] = {}
+        """Messages for workers that have not."""
+        self.begun = False
+        planes = [store.members(plane) for plane in range(store.planes)]
+        self.clocks = [VectorClock(workers, store.start_clock) for workers in planes]
+        """Of each plane."""
+        self.outside = OutsideNorms(store.outside_norm, store.start_clock)
+        self.rounds: ShardRounds | None = None
+        """Where a quorum ends them."""
+        if store.quorum:
+            self.rounds = ShardRounds(store.workers, store.quorum, store.grace_s, store.start_clock)
+        self.cells: dict[tuple[int, int], Cell] = {}
+        nodes: dict[int, dict[int, tuple[Node, ...]]] = {}
+        for chunk in place(store).of_shard(shard):
+            spec = store.tables[chunk.table]
+            if chunk.table not in nodes:
+                workers = planes[spec.plane]
+                nodes[chunk.table] = {w: store.nodes(spec, host) for host, w in enumerate(workers)}
+            self.cells[chunk.table, chunk.index] = Cell(
+                chunk,
+                spec,
+                nodes[chunk.table],
+                store.start_clock,
+                NUMPY_TYPES[of_pushes(store, spec)],
+                packs_rows=store.packs_rows(spec),
+                quorum=store.quorum > 0,
+            )
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether it is a trial without pushes under way, or was not used yet.
+
+        A shard without chunks may not have all workers' `Create` of it: no worker waits for it.
+        """
+        cells = self.cells.values()
+        if any(count > cell.clock for cell in cells for count in cell.own.values()):
+            return False
+        unused = all(cell.clock == self.store.start_clock for cell in cells)
+        return (self.begun or not cells) and (self.store.trial or unused)
 
 
 class Shard:
@@ -101,27 +151,15 @@ class Shard:
         self.index = index
         self.counts = Counts()
         self.allocate: Allocate = lambda size, peers: None
-        self._workers = workers
-        self._members = Members(workers, token)
+        self.members = Members(workers, token)
         self._collections = ShardCollections(range(workers))
         self._of_group: dict[int, ShardCollections] = {}
         """The other collections of each worker: of those with its local rank."""
         self._rows = ShardRows(index, workers)
-        self._store: StoreSpec | None = None
-        self._hosts: tuple[int, ...] = ()
-        self._cells: dict[tuple[int, int], Cell] = {}
-        self._clocks: list[VectorClock] = []  # of each plane
-        self._outside = OutsideNorms((), 0)
-        self._rounds: ShardRounds | None = None  # where a quorum ends them
-        self._begun = False
-        self._agreed: set[int] = set()  # ranks that have created the present store
-        self._tried = 0  # updates of trial stores
-        self._generation = (
-            0  # of the present store: counts how often workers have created one together
-        )
+        self._open = OpenStore(StoreSpec(workers=workers, shards=index + 1, tables=()), index)
+        """The present store; at first one that nobody has created."""
+        self._generation = 0  # of it: counts how often workers have created one together
         self._created = [0] * workers  # times each rank has created a store
-        self._early: dict[int, list[m.ToWorker]] = {}
-        """Messages of the present store for workers that have not created it."""
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
             m.Initial: self._initial,
@@ -140,32 +178,22 @@ class Shard:
         }
 
     @property
-    def finished(self) -> bool:
-        """Whether every worker has joined and left."""
-        return self._members.finished
-
-    @property
-    def all_here(self) -> bool:
-        """Whether every worker has joined: no other peer may."""
-        return self._members.all_here
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes of all values and histories. Any thread may read it."""
         return self._rows.memory_bytes + sum(
-            4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values())
+            4 * cell.chunk.size * (1 + len(cell.history))
+            for cell in list(self._open.cells.values())
         )
 
     def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
         """Take one message. Return the messages to send, in order."""
-        self.counts.messages += 1
         try:
             return self._handle(sender, message)
         except RemoteProtocolError as error:
             return self.refuse(sender, str(error))
 
     def _handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
-        members = self._members
+        members = self.members
         after = members.next_stage(sender, message)
         if isinstance(message, m.Hello):
             members.join(sender, message)
@@ -182,25 +210,23 @@ class Shard:
     def refuse(self, sender: bytes, reason: str) -> list[Outgoing]:
         """Count an illegal message, and answer it."""
         self.counts.faults += 1
-        return self._members.fault(sender, reason)
-
-    def knows(self, peer: bytes) -> bool:
-        """Return whether a peer has a rank."""
-        return peer in self._members.ranks
+        return self.members.fault(sender, reason)
 
     def _create(self, rank: int, create: m.Create) -> Iterator[Outgoing]:
         store = create.store
-        if store.workers != self._workers:
+        if store.workers != self.members.workers:
             raise RemoteProtocolError(
-                f"worker {rank} expects {store.workers} workers; this job has {self._workers}"
+                f"worker {rank} expects {store.workers} workers; this job has "
+                f"{self.members.workers}"
             )
         if store.shards <= self.index:
             raise RemoteProtocolError(
                 f"worker {rank} expects {store.shards} shards; this is shard {self.index}"
             )
-        if self._of_group and store.hosts != self._hosts:
+        if self._generation and store.hosts != self._open.store.hosts:
             raise RemoteProtocolError(
-                f"worker {rank} has hosts {store.hosts}; the first worker has {self._hosts}"
+                f"worker {rank} has hosts {store.hosts}; the first worker has "
+                f"{self._open.store.hosts}"
             )
         generation = self._created[rank] + 1
         if generation < self._generation:
@@ -208,82 +234,32 @@ class Shard:
             yield from self._welcome(rank)
             return  # of the previous store: this worker's next `Create` follows
         if generation > self._generation:
-            self._forget_store(rank)
-        if self._store is None:
-            self._make(store)
-        elif store != self._store:
-            raise RemoteProtocolError(f"worker {rank} {self._store.difference(store)}")
-        self._agreed.add(rank)
+            self._follow(rank, store)
+        elif store != self._open.store:
+            raise RemoteProtocolError(f"worker {rank} {self._open.store.difference(store)}")
+        self._open.agreed.add(rank)
         self._created[rank] = generation
         yield from self._welcome(rank)
-        for message in self._early.pop(rank, ()):
-            yield self._members.to(rank, message)
+        for message in self._open.early.pop(rank, ()):
+            yield self.members.to(rank, message)
 
-    def _make(self, store: StoreSpec) -> None:
-        """Make the cells and clocks of a store."""
-        self._store = store
+    def _follow(self, rank: int, store: StoreSpec) -> None:
+        """Let a store follow the present one, when the first worker creates it."""
+        if not self._open.may_be_followed:
+            raise RemoteProtocolError(
+                f"worker {rank} creates the store a second time, and it is in use"
+            )
         if not self._of_group:
-            self._hosts = store.hosts
             for local in range(max(store.hosts, default=1)):
                 members = store.members(local)
                 self._of_group.update(dict.fromkeys(members, ShardCollections(members)))
-        planes = [store.members(plane) for plane in range(store.planes)]
-        self._clocks = [VectorClock(workers, store.start_clock) for workers in planes]
-        self._outside = OutsideNorms(store.outside_norm, store.start_clock)
-        self._rounds = None
-        if store.quorum:
-            self._rounds = ShardRounds(
-                self._workers, store.quorum, store.grace_s, store.start_clock
-            )
-        nodes: dict[int, dict[int, tuple[Node, ...]]] = {}
-        for chunk in place(store).of_shard(self.index):
-            spec = store.tables[chunk.table]
-            if chunk.table not in nodes:
-                workers = planes[spec.plane]
-                nodes[chunk.table] = {w: store.nodes(spec, host) for host, w in enumerate(workers)}
-            self._cells[chunk.table, chunk.index] = Cell(
-                chunk,
-                spec,
-                nodes[chunk.table],
-                store.start_clock,
-                NUMPY_TYPES[of_pushes(store, spec)],
-                packs_rows=store.packs_rows(spec),
-                quorum=store.quorum > 0,
-            )
+        self._open = OpenStore(store, self.index)
+        self._generation += 1
 
     def _welcome(self, rank: int) -> Iterator[Outgoing]:
         """Answer each `Create` of a worker but its first: it counts the answers."""
         if self._created[rank] > 1:
-            yield self._members.to(rank, m.Welcome(self.index))
-
-    def _forget_store(self, rank: int) -> None:
-        """Forget the previous store, a trial or one without pushes, when the first worker
-        creates the next one.
-
-        A shard without chunks may not have all workers' `Create` of the previous store: no worker
-        waits for it.
-        """
-        if self._generation == 0:
-            self._generation = 1
-            return
-        used = any(
-            count > cell.clock for cell in self._cells.values() for count in cell.own.values()
-        )
-        trial = self._store is not None and self._store.trial
-        if (
-            (self._cells and not self._begun)
-            or used
-            or (self.counts.updates > self._tried and not trial)
-        ):
-            raise RemoteProtocolError(
-                f"worker {rank} creates the store a second time, and it is in use"
-            )
-        self._store, self._begun = None, False
-        self._tried = self.counts.updates
-        self._generation += 1
-        self._cells.clear()
-        self._agreed.clear()
-        self._early.clear()
+            yield self.members.to(rank, m.Welcome(self.index))
 
     def _initial(self, rank: int, initial: m.Initial) -> Iterator[Outgoing]:
         cell = self._cell(initial.table, initial.chunk)
@@ -297,74 +273,71 @@ class Shard:
         """Send the first values, once all workers have agreed on the store and all values have
         come.
         """
-        ready = len(self._agreed) == self._workers and all(
-            cell.value is not None for cell in self._cells.values()
+        present = self._open
+        ready = len(present.agreed) == self.members.workers and all(
+            cell.value is not None for cell in present.cells.values()
         )
-        if ready and not self._begun:
-            self._begun = True
-            assert self._store is not None
-            for cell in self._cells.values():
+        if ready and not present.begun:
+            present.begun = True
+            for cell in present.cells.values():
                 yield from self._send_value(cell, cell.clock, cell.workers)
-                cell.make_replica(of_values(self._store, cell.spec))
+                cell.make_replica(of_values(present.store, cell.spec))
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
         cell = self._own_cell(rank, push.table, push.chunk)
-        if not self._begun:
+        if not self._open.begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
         cell.check_push(rank, push)
         if cell.adds_changes:
             yield from self._add(rank, cell, push)
             return
-        self.counts.bytes_in += push.array.nbytes
         cell.take(rank, push)
         if cell.complete:
             yield from self._complete(cell)
 
     def _complete(self, cell: Cell) -> Iterator[Outgoing]:
-        assert self._store is not None
-        if self._store.clip is None or not cell.spec.follows_gradients:
+        if self._open.store.clip is None or not cell.spec.follows_gradients:
             yield from self._apply(cell, 1.0, cell.workers)
             return
-        cells = [other for other in self._cells.values() if other.spec.follows_gradients]
+        cells = [other for other in self._open.cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
             sums = exact_sum(part for other in cells for part in other.squares())
-            yield self._members.to(0, m.PartialNorm(cell.clock, sums))
+            yield self.members.to(0, m.PartialNorm(cell.clock, sums))
 
     def _outside_norm(self, rank: int, norm: m.OutsideNorm) -> Iterator[Outgoing]:
-        assert self._store is not None
-        seat = self._store.seat(rank)
+        seat = self._open.store.seat(rank)
         if self.index != 0 or rank == 0 or seat.host != 0 or seat.local_rank != norm.plane:
             raise RemoteProtocolError(
                 f"worker {rank} adds to the norm for plane {norm.plane}; only workers of host 0 "
                 "may, for their own planes, on shard 0"
             )
-        self._outside.add(norm)
+        self._open.outside.add(norm)
         yield from self._pass_on([0], norm)
 
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
-        cells = [cell for cell in self._cells.values() if cell.spec.follows_gradients]
+        store = self._open.store
+        cells = [cell for cell in self._open.cells.values() if cell.spec.follows_gradients]
         if rank != 0 or not all(cell.complete and cell.clock == norm.clock for cell in cells):
             raise RemoteProtocolError(
                 f"a norm of iteration {norm.clock} is not awaited from worker {rank}"
             )
-        assert self._store is not None
-        passes_on = bool(self._store.outside_norm) and self.index == 0
+        passes_on = bool(store.outside_norm) and self.index == 0
         if passes_on:
-            self._outside.end(norm.clock)
-        factor = clip_factor(norm.total, self._store.clip)
+            self._open.outside.end(norm.clock)
+        factor = clip_factor(norm.total, store.clip)
         for cell in cells:
             yield from self._apply(cell, factor, cell.workers)
         if passes_on:
-            for plane in self._store.outside_norm:
-                others = (other for other in self._store.members(plane) if other != 0)
+            for plane in store.outside_norm:
+                others = (other for other in store.members(plane) if other != 0)
                 yield from self._pass_on(others, norm)
 
     def _apply(self, cell: Cell, factor: float, ranks: Iterable[int]) -> Iterator[Outgoing]:
-        assert self._store is not None
-        if cell.clock == self._store.start_clock:  # all workers have offered their memory
-            peers = [self._members.peers[rank] for rank in cell.workers]
+        store = self._open.store
+        if cell.clock == store.start_clock:  # all workers have offered their memory
+            peers = [self.members.peers[rank] for rank in cell.workers]
             cell.share_value(lambda size: self.allocate(size, peers))
-        cell.apply(factor * self._store.gradient_scale)
+        cell.apply(factor * store.gradient_scale)
         self.counts.updates += 1
         if cell.skipped:
             yield from self._send(cell, cell.clock, ranks, EMPTY)
@@ -374,14 +347,14 @@ class Shard:
             yield from self._send(cell, cell.clock, ranks, as_array(cell.replica.change))
         elif cell.packed is not None:
             yield from self._send(cell, cell.clock, ranks, cell.packed)
-        elif self._store.consistency is not Consistency.SSP:
+        elif store.consistency is not Consistency.SSP:
             yield from self._send_value(cell, cell.clock, ranks)
         else:
             yield from self._answer_waiting(cell, cell.clock)
 
     def _part(self, rank: int, part: m.Part) -> Iterator[Outgoing]:
         rounds = self._known_rounds(rank)
-        for cell in self._cells.values():
+        for cell in self._open.cells.values():
             if cell.parts is not None and cell.has_pushes and rank not in cell.parts:
                 raise RemoteProtocolError(
                     f"worker {rank} ends its part of a round without its push of {cell.name}"
@@ -389,7 +362,7 @@ class Shard:
         if self.index == 0:
             rounds.add(rank, part)
         else:
-            yield self._members.to(rank, m.Taken(part.clock))
+            yield self.members.to(rank, m.Taken(part.clock))
 
     def _round(self, rank: int, decided: m.Round) -> Iterator[Outgoing]:
         if self.index == 0:
@@ -399,7 +372,7 @@ class Shard:
             cell.parts is not None
             and cell.has_pushes
             and not cell.parts.keys() >= {*decided.workers}
-            for cell in self._cells.values()
+            for cell in self._open.cells.values()
         )
         if decided.clock == rounds.clock and lacking:
             raise RemoteProtocolError(
@@ -409,9 +382,9 @@ class Shard:
             yield from self._end_round(decided)
 
     def _known_rounds(self, rank: int) -> ShardRounds:
-        if self._rounds is None:
+        if self._open.rounds is None:
             raise RemoteProtocolError(f"worker {rank} ends a round, and all workers end each")
-        return self._rounds
+        return self._open.rounds
 
     def advance(self, now_s: float) -> list[Outgoing]:
         """End the round of a quorum if it may end now, or say whom it waits for. Return the messages to send, in order.
@@ -421,23 +394,23 @@ class Shard:
         Args:
             now_s: the seconds of a clock that is never set.
         """
-        if self._rounds is None:
+        rounds = self._open.rounds
+        if rounds is None:
             return []
-        decided = self._rounds.decide(now_s)
+        decided = rounds.decide(now_s)
         if decided is None:
-            awaited = m.Awaited(self._rounds.clock)
-            return [self._members.to(rank, awaited) for rank in self._rounds.awaited()]
-        return [*self._members.to_all(decided), *self._end_round(decided)]
+            return list(self.members.to_each(rounds.awaited(), m.Awaited(rounds.clock)))
+        return [*self.members.to_each(self.members.peers, decided), *self._end_round(decided)]
 
     def wait_s(self, now_s: float) -> float | None:
         """Return the seconds until `advance` ends a round, if no message comes; None: it does
         not.
         """
-        return None if self._rounds is None else self._rounds.wait_s(now_s)
+        return None if self._open.rounds is None else self._open.rounds.wait_s(now_s)
 
     def _end_round(self, decided: m.Round) -> Iterator[Outgoing]:
         shares = weights_of(decided)
-        for cell in self._cells.values():
+        for cell in self._open.cells.values():
             if not cell.has_pushes:
                 continue
             cell.end_round(shares)
@@ -446,15 +419,13 @@ class Shard:
                 cell.own[rank] = cell.clock
 
     def _add(self, rank: int, cell: Cell, push: m.Push) -> Iterator[Outgoing]:
-        assert self._store is not None
         assert cell.value is not None
         cell.value.add_(as_tensor(push.array))
         cell.own[rank] += push.count
-        self.counts.bytes_in += push.array.nbytes
         self.counts.updates += 1
         cell.stale.update(worker for worker in cell.workers if worker != rank)
         cell.eager.add(rank)
-        if self._store.consistency is not Consistency.SSP:
+        if self._open.store.consistency is not Consistency.SSP:
             ready = cell.stale & cell.eager
             cell.eager -= ready
             yield from self._send_changes(cell, ready)
@@ -465,25 +436,26 @@ class Shard:
             yield from self._send_value(cell, cell.clock, sorted(workers))
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
-        assert self._store is not None
-        plane = self._store.seat(rank).local_rank
-        if plane >= self._store.planes:
+        store = self._open.store
+        plane = store.seat(rank).local_rank
+        if plane >= store.planes:
             raise RemoteProtocolError(
                 f"worker {rank} ends iteration {tick.clock}, and no table is of its plane {plane}"
             )
         # pushes may come before the clock that they belong to
-        early = self._store.consistency is Consistency.SSP_AGGR
-        cells = [c for c in self._cells.values() if c.adds_changes and c.spec.plane == plane]
+        early = store.consistency is Consistency.SSP_AGGR
+        cells = [c for c in self._open.cells.values() if c.adds_changes and c.spec.plane == plane]
         for cell in cells:
             own = cell.own[rank]
             if own < tick.clock or (own > tick.clock and not early):
                 raise RemoteProtocolError(
                     f"worker {rank} ends iteration {tick.clock} without its push of {cell.name}"
                 )
-        if not self._clocks[plane].tick(rank, tick.clock):
+        clock = self._open.clocks[plane]
+        if not clock.tick(rank, tick.clock):
             return
-        slowest = self._clocks[plane].slowest
-        push = self._store.consistency is not Consistency.SSP
+        slowest = clock.slowest
+        push = store.consistency is not Consistency.SSP
         for cell in cells:
             cell.clock = slowest
             if push:
@@ -491,14 +463,14 @@ class Shard:
             else:
                 yield from self._answer_waiting(cell, slowest)
         if push:
-            yield from self._members.to_each(self._store.members(plane), m.Fresh(slowest))
+            yield from self.members.to_each(store.members(plane), m.Fresh(slowest))
 
     def _get(self, rank: int, get: m.Get) -> Iterator[Outgoing]:
         cell = self._own_cell(rank, get.table, get.chunk)
         if any(waiting == rank for waiting, _ in cell.waiting):
             raise RemoteProtocolError(f"worker {rank} already waits for {cell.name}")
         cell.waiting.append((rank, get.clock))
-        if self._begun:
+        if self._open.begun:
             yield from self._answer_waiting(cell, cell.clock)
 
     def _answer_waiting(self, cell: Cell, clock: int) -> Iterator[Outgoing]:
@@ -520,19 +492,17 @@ class Shard:
     ) -> Iterator[Outgoing]:
         value: m.Value | None = None
         for rank in ranks:
-            self.counts.bytes_out += array.nbytes
             # one message for all workers with the same count is encoded once
             if value is None or value.own != cell.own[rank]:
                 value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
-            yield self._members.to(rank, value)
+            yield self.members.to(rank, value)
 
     def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:
         cell, size = self._cell(get.table, get.chunk), 0
         for tensor in cell.lend():
             for piece in tensor.split(HISTORY_ELEMENTS):
                 history = m.History(get.table, get.chunk, cell.clock, size, piece.numpy())
-                self.counts.bytes_out += history.array.nbytes
-                yield self._members.to(rank, history)
+                yield self.members.to(rank, history)
                 size += piece.numel()
 
     def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
@@ -540,28 +510,28 @@ class Shard:
         found = collections.contribute(rank, gather)
         yield from self._notify_of_missing(rank)
         for worker, gathered in found.items():
-            yield self._members.to(worker, gathered)
+            yield self.members.to(worker, gathered)
 
     def _signal(self, rank: int, signal: m.Signal) -> Iterator[Outgoing]:
         if rank != 0:
             raise RemoteProtocolError(f"worker {rank} signals; only worker 0 may")
         if self._created[rank] != self._generation:
             return  # it is of the previous store: another worker was faster
-        yield from self._pass_on(range(1, self._workers), signal)
+        yield from self._pass_on(range(1, self.members.workers), signal)
 
     def _pass_on(self, ranks: Iterable[int], message: m.ToWorker) -> Iterator[Outgoing]:
         """Address a message of the present store to workers: to each once it has created it."""
         for rank in ranks:
             if self._created[rank] == self._generation:
-                yield self._members.to(rank, message)
+                yield self.members.to(rank, message)
             else:
-                self._early.setdefault(rank, []).append(message)
+                self._open.early.setdefault(rank, []).append(message)
 
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
-        left = self._members.left
+        left = self.members.left
         left.append(rank)
-        yield self._members.to(rank, m.Leave())
-        for other in self._members.peers:
+        yield self.members.to(rank, m.Leave())
+        for other in self.members.peers:
             if other not in left:
                 yield from self._notify_of_missing(other)
 
@@ -569,27 +539,25 @@ class Shard:
         """Notify a worker of one that has left before it: its iteration or collection can never
         be finished.
         """
-        gone = self._members.missing_for(rank, self._is_behind)
+        gone = self.members.missing_for(rank, self._is_behind)
         if gone is not None:
-            iterations = max((c.own.get(gone, 0) for c in self._cells.values()), default=0)
-            yield self._members.to(rank, m.Gone(gone, iterations))
+            iterations = max((c.own.get(gone, 0) for c in self._open.cells.values()), default=0)
+            yield self.members.to(rank, m.Gone(gone, iterations))
 
     def _is_behind(self, rank: int, other: int) -> bool:
         return (
             self._collections.behind(rank, other)
             or self._of_group[rank].behind(rank, other)
             or self._rows.behind(rank, other)
-            or any(cell.is_behind(rank, other) for cell in self._cells.values())
+            or any(cell.is_behind(rank, other) for cell in self._open.cells.values())
         )
 
     def _of_rows(self, rank: int, message: m.Message) -> Iterator[Outgoing]:
         for worker, answer in self._rows.handlers[type(message)](rank, message):
-            self.counts.bytes_out += m.payload_bytes(answer)
-            yield self._members.to(worker, answer)
-        self.counts.bytes_in += m.payload_bytes(message)
+            yield self.members.to(worker, answer)
 
     def _cell(self, table: int, chunk: int) -> Cell:
-        cell = self._cells.get((table, chunk))
+        cell = self._open.cells.get((table, chunk))
         if cell is None:
             raise RemoteProtocolError(
                 f"chunk {chunk} of table {table} is not on shard {self.index}"

@@ -142,11 +142,11 @@ def unauthenticated_at_a_shard(messages: int, random: Random) -> Report:
     assert transport.sent == expected.sent, (
         "unauthenticated messages changed the answers to workers"
     )
-    assert fingerprint(server.shard._cells) == fingerprint(undisturbed.shard._cells)
+    assert fingerprint(server.shard._open.cells) == fingerprint(undisturbed.shard._open.cells)
     assert set(server._queues) == set(transport.sent) == {peer(0), peer(1)}, (
         "an unauthenticated peer was remembered"
     )
-    assert set(server.shard._members._stages) == {peer(0), peer(1)}
+    assert set(server.shard.members._stages) == {peer(0), peer(1)}
     return memory.report(sent_count, server.shard.counts.faults)
 
 

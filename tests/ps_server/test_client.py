@@ -31,7 +31,6 @@ from ps_server.protocol.frames import decode
 from ps_server.protocol.messages import Push, Value
 from ps_server.protocol.worker_session import Session
 from ps_server.transport.base import Frames
-from ps_server.transport.memory import Faults, MemoryClientTransport, MemoryNetwork
 from tests.support.cluster import (
     TIMEOUT_S,
     TOKEN,
@@ -41,6 +40,7 @@ from tests.support.cluster import (
     socket_store,
     zeros,
 )
+from tests.support.memory_transport import Faults, MemoryClientTransport, MemoryNetwork
 
 STORES = {"memory": memory_store, "sockets": socket_store}
 
@@ -156,8 +156,7 @@ def test_no_worker_reads_a_value_older_than_the_bound(
     assert lead[0] <= staleness + 1
 
 
-@pytest.mark.parametrize("prioritized", [True, False])
-def test_bound_tables_end_with_the_same_bits(prioritized: bool) -> None:
+def test_bound_tables_end_with_the_same_bits() -> None:
     plain: dict[int, list[bytes]] = {}
     with memory_store(2, 2) as connect:
         quadratic(connect, spec(2, clip=1.0), 6, plain)
@@ -185,14 +184,7 @@ def test_bound_tables_end_with_the_same_bits(prioritized: bool) -> None:
         ends[rank] = [value.tobytes() for value in values]
 
     with socket_store(2, 2) as connect:
-
-        def connect_so(rank: int, store: StoreSpec) -> Client:
-            client = connect(rank, store)
-            for queue in client._pump.queues:
-                queue._prioritized = prioritized
-            return client
-
-        run_workers(connect_so, store, body)
+        run_workers(connect, store, body)
     assert ends == plain
 
 
@@ -226,22 +218,21 @@ class Gate:
 
 
 @contextmanager
-def gated(store: StoreSpec, *, prioritized: bool = True) -> Iterator[tuple[Gate, Client]]:
+def gated(store: StoreSpec) -> Iterator[tuple[Gate, Client]]:
     """The only worker of a store with one shard, started, behind a gate."""
     network = MemoryNetwork(1)
     server = Server(Shard(0, 1), network.server(0))
     thread = threading.Thread(target=server.serve, name="ps-shard")
     thread.start()
     gate = Gate(network.client("worker 0"))
-    client = Client(gate, Network(timeout_s=20), store=store, prioritized=prioritized)
+    client = Client(gate, Network(timeout_s=20), store=store)
     client.start(zeros(store))
     yield gate, client
     client.close()
     thread.join()
 
 
-@pytest.mark.parametrize("prioritized", [True, False])
-def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
+def test_a_late_urgent_push_overtakes_what_waits() -> None:
     """The last layer's gradient is large and comes first; the first layer's comes last and is
     needed first.
     """
@@ -252,7 +243,7 @@ def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
     )
     store = StoreSpec(workers=1, shards=1, tables=tables)
     values = [np.zeros(table.size, dtype=np.float32) for table in tables]
-    with gated(store, prioritized=prioritized) as (gate, client):
+    with gated(store) as (gate, client):
         gate.shut = True
         client.push(1, values[1].copy(), rate=0.1)
         client.push(0, values[0].copy(), rate=0.1)
@@ -260,7 +251,7 @@ def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
         client.clock()
         for table in (0, 1):
             client.read(table, values[table])
-    assert gate.tables == ([0] + [1] * chunks if prioritized else [1] * chunks + [0])
+    assert gate.tables == [0] + [1] * chunks
 
 
 def test_pushes_wait_for_what_goes_first_and_questions_do_not(
@@ -452,8 +443,8 @@ def test_a_worker_that_closes_before_it_has_read_its_values_has_left() -> None:
             client.push(table, np.ones(size, np.float32), rate=0.1)
         client.clock()
         client.close()
-        assert server.shard.finished
-        assert server.shard.counts.bytes_in == 4 * size * tables
+        assert server.shard.members.finished
+        assert server.shard.counts.updates == tables
     finally:
         server.stop()
         thread.join()

@@ -66,7 +66,6 @@ def new_pump(transport: HandFed, session: Session, memory: WorkerSharedMemory) -
         Monitor(60.0, closed="", hangs=""),
         ClientMeter(session.store),
         NO_TRACE,
-        prioritized=True,
         holds_back=False,
         clock=lambda: transport.now_s,
     )

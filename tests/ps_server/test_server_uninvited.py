@@ -91,7 +91,10 @@ def test_who_knows_the_token_and_the_protocol_but_has_no_key_of_the_job(
         stranger.close()
         for client in (first, second):
             client.close()
-        until(lambda: server.shard.finished, "the shard did not hear the goodbyes", TIMEOUT_S)
+        until(
+            lambda: server.shard.members.finished, "the shard did not hear the goodbyes", TIMEOUT_S
+        )
         assert server.shard.counts.faults == 0
         # and worker 0 brings the value
-        assert server.shard.counts.messages == 2 * len((m.Hello, m.Create, m.Push, m.Leave)) + 1
+        messages = 2 * len((m.Hello, m.Create, m.Push, m.Leave)) + 1
+        assert server.statistics().messages_in == messages

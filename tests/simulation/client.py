@@ -39,7 +39,6 @@ def serve_shard(
     *,
     name: str = "",
     token: bytes = SECRET,
-    prioritized: bool = True,
     ended: Callable[[], None] = lambda: None,
 ) -> Server:
     """Run a shard in a process; its end has a name, or the process's.
@@ -51,13 +50,12 @@ def serve_shard(
         workers: how many it serves.
         name: of its end; empty: the process's.
         token: of the job.
-        prioritized: as for `Server`.
         ended: called when it serves no more.
     """
     end = fabric.end(process, name or process.name)
     shard = Shard(index, workers, token)
     transport = SimulatedServer(fabric, end)
-    server = Server(shard, transport, prioritized=prioritized, clock=fabric.world.clock)
+    server = Server(shard, transport, clock=fabric.world.clock)
 
     def failed(error: Exception) -> None:
         raise error
@@ -81,7 +79,6 @@ class SimulatedWorker:
         shards: the names of the shards' ends.
         bandwidth_mbps: as for `Client`.
         table_clocks: as for `Client`.
-        prioritized: as for `Client`.
         name: of its end; the process's if empty.
         token: of the job.
     """
@@ -96,7 +93,6 @@ class SimulatedWorker:
         *,
         bandwidth_mbps: float | None = None,
         table_clocks: bool = False,
-        prioritized: bool = True,
         name: str = "",
         token: bytes = SECRET,
     ) -> None:
@@ -115,7 +111,6 @@ class SimulatedWorker:
             self.monitor,
             ClientMeter(store),
             NO_TRACE,
-            prioritized=prioritized,
             holds_back=log is not None,
             clock=world.clock,
         )

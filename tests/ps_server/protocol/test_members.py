@@ -62,7 +62,7 @@ def test_a_worker_that_has_left_is_named_to_those_who_go_on() -> None:
     behind = lambda rank, other: done[rank] < done[other]  # noqa: E731
     assert members.missing_for(0, behind) == 1
     assert members.missing_for(2, behind) is None
-    assert [out.peer for out in members.to_all(m.Leave())] == [b"w0", b"w1", b"w2"]
+    assert [out.peer for out in members.to_each(members.peers, m.Leave())] == [b"w0", b"w1", b"w2"]
     assert [out.peer for out in members.to_each((2, 0), m.Leave())] == [b"w2", b"w0"]
     members.left += [0, 2]
     assert members.finished

@@ -258,9 +258,9 @@ def test_gathering_meets_in_rank_order_and_signals_reach_the_others() -> None:
 def test_a_shard_is_finished_when_all_have_left() -> None:
     shard = joined(store())
     shard.handle(peer(0), m.Leave())
-    assert not shard.finished
+    assert not shard.members.finished
     shard.handle(peer(1), m.Leave())
-    assert shard.finished
+    assert shard.members.finished
 
 
 @pytest.mark.parametrize(
@@ -582,11 +582,11 @@ def test_what_is_illegal_in_planes_changes_nothing(
     settings: dict[str, object], rank: int, message: m.Message, text: str
 ) -> None:
     shard = joined_by_planes(two_planes(**settings))
-    before = fingerprint(shard._cells), fingerprint(shard._outside)
+    before = fingerprint(shard._open.cells), fingerprint(shard._open.outside)
     (answer,) = shard.handle(peer(rank), message)
     assert isinstance(answer.message, m.Fault)
     assert re.search(text, answer.message.reason)
-    assert (fingerprint(shard._cells), fingerprint(shard._outside)) == before
+    assert (fingerprint(shard._open.cells), fingerprint(shard._open.outside)) == before
 
 
 def test_a_worker_that_has_left_is_named_to_its_plane() -> None:

@@ -54,7 +54,6 @@ class Settings:
     iterations: int
     staleness: int
     bandwidth_mbps: float | None
-    prioritized: bool
     row_table: RowTableSpec | None
     start: str
     """How the store begins: `plain`, `renewed` or after a `trial`."""
@@ -118,7 +117,6 @@ def settings_of(number: int) -> Settings:
         iterations=random.choice((2, 3, 5, 9)),
         staleness=staleness,
         bandwidth_mbps=random.choice((None, 0.0005, 0.01)),
-        prioritized=random.random() < 0.8,
         row_table=rows if only_rows or random.random() < 0.25 else None,
         start=random.choice(("plain", "plain", "renewed", "trial")),
         signal_at=random.choice((None, 0, 1, 2)),
@@ -199,10 +197,7 @@ def _run(world: World, settings: Settings, expected: tuple[tuple[bytes, ...], ..
     job.made, job.values = [0] * store.workers, [[] for _ in range(store.workers)]
     store = job.place()
     shards = [Process(world, f"shard {index}") for index in range(store.shards)]
-    servers = [
-        serve_shard(fabric, p, index, store.workers, prioritized=settings.prioritized)
-        for index, p in enumerate(shards)
-    ]
+    servers = [serve_shard(fabric, p, index, store.workers) for index, p in enumerate(shards)]
     workers = [Process(world, f"worker {rank}") for rank in range(store.workers)]
     tasks = []
     for rank, process in enumerate(workers):
@@ -215,7 +210,7 @@ def _run(world: World, settings: Settings, expected: tuple[tuple[bytes, ...], ..
         return job
     if any(server.shard.counts.faults for server in servers):
         raise Violation("a shard refused a message of a worker that keeps to the protocol")
-    if not world.run(lambda: all(server.shard.finished for server in servers), 60.0):
+    if not world.run(lambda: all(server.shard.members.finished for server in servers), 60.0):
         raise Violation("a shard does not end, though all workers have left")
     return job
 
@@ -248,7 +243,6 @@ def _work(
         first,
         shards,
         bandwidth_mbps=settings.bandwidth_mbps,
-        prioritized=settings.prioritized,
     )
     random = job.world.stream(f"work {rank}")
     if settings.start == "trial":
