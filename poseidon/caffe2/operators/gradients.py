@@ -129,9 +129,10 @@ class GradientMaker:
 
 GradientRule = Callable[[GradientMaker], None]
 
-_STATEMENT = re.compile(r"(\w+)\(([^)]*)\)\s*->\s*([^{]*?)\s*(?:\{([^}]*)\})?$")
+_ALTERNATIVE = re.compile(r"\s*(?:(\w+):)?(.*)", re.DOTALL)
+_STATEMENT = re.compile(r"(@?\w+)\(([^)]*)\)\s*->\s*([^{]*?)\s*(?:\{([^}]*)\})?$")
 _SPARSE = re.compile(r"GI(\d+)\s*=\s*\(([^,]+),([^)]+)\)$")
-_PASSED = re.compile(r"GI(\d+)\s*=\s*(\w+)$")
+_PASSED = re.compile(r"(GI(?:\d+|\*))\s*=\s*(\w+)$")
 _NAME = re.compile(r"(_?)(GI|GO|I|O)(\d+|\*)(\?|_\w+)?$")
 
 
@@ -141,10 +142,16 @@ def parse_rule(text: str) -> GradientRule:
     Raises:
         ValueError: the text is not a rule.
     """
-    steps = [_step(part.strip()) for part in text.split(";") if part.strip()]
+    alternatives = []
+    for part in text.split("|"):
+        found = _ALTERNATIVE.fullmatch(part)
+        assert found is not None
+        steps = [_step(step.strip()) for step in found[2].split(";") if step.strip()]
+        alternatives.append((found[1], steps))
 
     def rule(maker: GradientMaker) -> None:
-        for step in steps:
+        chosen = (steps for name, steps in alternatives if not name or maker.argument(name, 0))
+        for step in next(chosen, ()):
             step(maker)
 
     return rule
@@ -159,14 +166,21 @@ def _step(text: str) -> GradientRule:
             key: _value(value)
             for key, value in (pair.split("=") for pair in parts if pair != "...")
         }
-        return lambda maker: _add(maker, kind, ins, outs, own, not own or "..." in parts)
+        copy = arguments is None or "..." in parts
+        return lambda maker: _add(maker, kind, ins, outs, own, copy)
     if match := _SPARSE.match(text):
         index, indices, values = int(match[1]), match[2].strip(), match[3].strip()
         return lambda maker: maker.sparse(index, *_names(maker, indices), *_names(maker, values))
     if match := _PASSED.match(text):
-        passed_to, passed = int(match[1]), match[2]
-        return lambda maker: maker.dense(passed_to, *_names(maker, passed))
+        passed_to, passed = match.groups()
+        return lambda maker: _pass(maker, passed_to, passed)
     raise ValueError(f"{text!r} is not a gradient rule")
+
+
+def _pass(maker: GradientMaker, passed_to: str, passed: str) -> None:
+    places = range(len(maker.forward.input)) if passed_to == "GI*" else [int(passed_to[2:])]
+    for place in places:
+        maker.dense(place, *_names(maker, passed))
 
 
 def _add(
@@ -178,7 +192,7 @@ def _add(
     copy: bool,
 ) -> None:
     maker.op(
-        kind,
+        kind.replace("@", maker.forward.type),
         [name for text in inputs for name in _names(maker, text)],
         [name for text in outputs for name in _names(maker, text)],
         own,

@@ -66,8 +66,11 @@ no input 1, `_GI0_dims` is `_<gradient>_dims`:
     "FCGradient(I0, I1, GO0) -> GI1, GI2, GI0"          with the forward operator's arguments
     "Scale(GO0) -> GI0 {scale=2.0}; Mul(GI0, I0) -> GI0"    two operators; the first has an argument of its own only
     "Scale(GO0) -> GI0 {scale=2.0, ...}"                own arguments, then the forward operator's
+    "MergeDim(GO0) -> GI0 {}"                           no arguments
+    "@Gradient(I0, GO0) -> GI0"                         `@` is the type of the forward operator
     "GI0 = GO0"                                         no operator: the gradient passes through
     "GI0 = (I1, GO0)"                                   a sparse gradient: indices and values
+    "is_test: F(GO0) -> GI0 | F(GO0, O1) -> GI0"        by an argument: the first where it is not 0
     NO_GRADIENT                                         differentiable, and no gradient goes to the inputs
 
 or a function `(GradientMaker) -> None` that calls `maker.op(...)`, `maker.dense(...)`,

@@ -89,11 +89,7 @@ def gather(
     return found.reshape((*indices.shape, *x.shape[axis + 1 :]))
 
 
-def _batch_gather_rule(maker: GradientMaker) -> None:
-    maker.op("BatchGatherGradient", [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0)])
-
-
-@operator("BatchGather", gradient=_batch_gather_rule, expected="N M *, ?")
+@operator("BatchGather", gradient="BatchGatherGradient(I0, I1, GO0) -> GI0", expected="N M *, ?")
 def batch_gather(x: Any, indices: Tensor, *, match_outer: bool = False) -> Any:
     """Return entries of x along its second dimension by index."""
     return gather(x, indices, axis=1, match_outer=match_outer)
@@ -232,11 +228,6 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
     return dense.index_add(0, indices.reshape(-1).long(), values.reshape(-1, *shape))
 
 
-def _mask_rule(maker: GradientMaker) -> None:
-    lengths = [maker.I(3)] if len(maker.forward.input) == 4 else []
-    maker.op("SparseToDenseMaskGradient", [maker.I(0), maker.GO(0), *lengths], [maker.GI(1)])
-
-
 def _mask_places(
     indices: Tensor, lengths: Tensor | None, mask: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -248,7 +239,11 @@ def _mask_places(
     return found, rows[found], same.long().argmax(1)[found]
 
 
-@operator("SparseToDenseMask", gradient=_mask_rule, expected="I, I *, ?, N")
+@operator(
+    "SparseToDenseMask",
+    gradient="SparseToDenseMaskGradient(I0, GO0, I3?) -> GI1",
+    expected="I, I *, ?, N",
+)
 def sparse_to_dense_mask(
     indices: Tensor,
     values: Any,

@@ -16,11 +16,6 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.errors import counted
 
 
-def _reshape_rule(maker: GradientMaker) -> None:
-    dx = maker.GI(0)
-    maker.op("Reshape", [maker.GO(0), maker.O(1)], [dx, f"_{dx}_dims"], copy=False)
-
-
 def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
     """Return a shape in which 0 stands for the old size of the same place, and -1 for what is left.
 
@@ -46,7 +41,7 @@ def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
     return sizes
 
 
-@operator("Reshape", gradient=_reshape_rule, expected="?, M")
+@operator("Reshape", gradient="Reshape(GO0, O1) -> GI0, _GI0_dims {}", expected="?, M")
 def reshape(
     x: Any, shape_tensor: Tensor | None = None, *, context: Context, shape: list[int] | None = None
 ) -> tuple[Any, Tensor]:
@@ -142,11 +137,7 @@ def merge_dim(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-def _prepend_rule(maker: GradientMaker) -> None:
-    maker.op("MergeDim", [maker.GO(0)], [maker.GI(0)], copy=False)
-
-
-@operator("PrependDim", gradient=_prepend_rule, expected="N *")
+@operator("PrependDim", gradient="MergeDim(GO0) -> GI0 {}", expected="N *")
 def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
     """Return x with its first dimension split in two, the first of `dim_size`."""
     if x.shape[0] % dim_size:

@@ -187,11 +187,6 @@ def cosine_embedding_criterion_gradient(
     return torch.where(y == 1, -dz, torch.where(s >= margin, dz, 0))
 
 
-def _pair_rule(maker: GradientMaker) -> None:
-    lengths = list(maker.forward.input[2:])
-    maker.op("PairWiseLossGradient", [maker.I(0), maker.I(1), maker.GO(0), *lengths], [maker.GI(0)])
-
-
 def _sessions(x: Tensor, lengths: Tensor | None) -> list[int]:
     return [x.shape[0]] if lengths is None else lengths.tolist()
 
@@ -201,7 +196,9 @@ def _differences(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return x[None, :] - x[:, None], labels[:, None] > labels[None, :]
 
 
-@operator("PairWiseLoss", gradient=_pair_rule, expected="N *, N *, M")
+@operator(
+    "PairWiseLoss", gradient="PairWiseLossGradient(I0, I1, GO0, I2?) -> GI0", expected="N *, N *, M"
+)
 def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Return each session's mean of log(1 + exp(x_j - x_i)) over pairs with the larger label i."""
     sizes = _sessions(x, lengths)
@@ -279,13 +276,9 @@ def _lambda_session(
     return loss / scale, dy / scale
 
 
-def _lambda_rule(maker: GradientMaker) -> None:
-    sessions = [maker.I(2)] if len(maker.forward.input) > 2 else []
-    inputs = [maker.I(0), *sessions, maker.O(1), maker.GO(0)]
-    maker.op("LambdaRankNdcgGradient", inputs, [maker.GI(0)])
-
-
-@operator("LambdaRankNdcg", gradient=_lambda_rule, expected="N, N, M")
+@operator(
+    "LambdaRankNdcg", gradient="LambdaRankNdcgGradient(I0, I2?, O1, GO0) -> GI0", expected="N, N, M"
+)
 def lambda_rank_ndcg(
     y: Tensor,
     r: Tensor,

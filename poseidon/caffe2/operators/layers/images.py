@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import check_tensor
 from poseidon.caffe2.operators.layers.windows import Windows, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
@@ -55,12 +54,7 @@ def _nearest(images: Tensor, height: float, width: float) -> Tensor:
     return images
 
 
-def _resize_rule(maker: GradientMaker) -> None:
-    kind = f"{maker.forward.type}Gradient"
-    maker.op(kind, [maker.GO(0), maker.I(0), *maker.forward.input[1:]], [maker.GI(0)])
-
-
-@operator("ResizeNearest", gradient=_resize_rule, expected="N C H W, 2")
+@operator("ResizeNearest", gradient="@Gradient(GO0, I0, I1?) -> GI0", expected="N C H W, 2")
 def resize_nearest(
     x: Tensor,
     scales: Tensor | None = None,
@@ -90,7 +84,7 @@ def resize_nearest_gradient(
     return pulled_back(lambda z: resized(z, scales, order=order), x.shape, dy)
 
 
-@operator("UpsampleBilinear", gradient=_resize_rule, expected="N C H W, 2")
+@operator("UpsampleBilinear", gradient="@Gradient(GO0, I0, I1?) -> GI0", expected="N C H W, 2")
 def upsample_bilinear(
     x: Tensor, scales: Tensor | None = None, *, width_scale: float = 1.0, height_scale: float = 1.0
 ) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import operator
@@ -55,12 +54,11 @@ def _grouped_gradients(
     return dx, (dy * normal).sum(axes), dy.sum(axes)
 
 
-def _instance_rule(maker: GradientMaker) -> None:
-    inputs = [maker.I(0), maker.I(1), maker.I(2), maker.GO(0), *maker.forward.output[1:]]
-    maker.op("InstanceNormGradient", inputs, [maker.GI(0), maker.GI(1), maker.GI(2)])
-
-
-@operator("InstanceNorm", gradient=_instance_rule, shapes="N C *S, C, C")
+@operator(
+    "InstanceNorm",
+    gradient="InstanceNormGradient(I0, I1, I2, GO0, O1?, O2?) -> GI0, GI1, GI2",
+    shapes="N C *S, C, C",
+)
 def instance_norm(
     x: Tensor, s: Tensor, b: Tensor, *, epsilon: float = 1e-5, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,15 +122,6 @@ def group_norm_gradient(
     return (channels_last(dx) if order == "NHWC" else dx), ds, db
 
 
-def _layer_rule(maker: GradientMaker) -> None:
-    inputs = [maker.GO(0), maker.O(0), maker.O(1), maker.O(2), maker.I(0)]
-    outputs = [maker.GI(0)]
-    if maker.argument("elementwise_affine", 0):
-        inputs.append(maker.I(1))
-        outputs += [maker.GI(1), maker.GI(2)]
-    maker.op("LayerNormGradient", inputs, outputs)
-
-
 def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:
     """Raise ValueError for a scale or a bias without one value for each element of a row."""
     check_count("the scale", s, rows.shape[-1])
@@ -140,7 +129,11 @@ def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:
 
 
 @operator("C10LayerNorm_DontUseThisOpYet")  # Caffe2 gives it no gradient
-@operator("LayerNorm", gradient=_layer_rule)
+@operator(
+    "LayerNorm",
+    gradient="elementwise_affine: @Gradient(GO0, O0, O1, O2, I0, I1) -> GI0, GI1, GI2"
+    " | @Gradient(GO0, O0, O1, O2, I0) -> GI0",
+)
 def layer_norm(
     x: Tensor,
     s: Tensor | None = None,

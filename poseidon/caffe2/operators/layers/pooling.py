@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.layers.windows import Fit, Windows, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.errors import counted
@@ -17,12 +16,8 @@ from poseidon.errors import counted
 DIMENSIONS = ("", "1D", "2D", "3D")
 MOST_DIMENSIONS = 5
 """The dimensions of images of three dimensions, with the batch and the channels."""
+RULE = "@Gradient(I0, O0, GO0) -> GI0"
 _MAXIMA = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
-
-
-def _rule(maker: GradientMaker) -> None:
-    kind = f"{maker.forward.type}Gradient"
-    maker.op(kind, [maker.I(0), maker.O(0), maker.GO(0)], [maker.GI(0)])
 
 
 def _sums(x: Tensor, fit: Fit) -> Tensor:
@@ -97,7 +92,7 @@ class _Pool:
         return channels_last(y) if self.windows.last else y
 
 
-@operator(*(f"MaxPool{count}" for count in DIMENSIONS), gradient=_rule, expected="N _ _ *")
+@operator(*(f"MaxPool{count}" for count in DIMENSIONS), gradient=RULE, expected="N _ _ *")
 class MaxPool(_Pool):
     """The maximum of each window."""
 
@@ -144,7 +139,7 @@ class MaxPoolGradient(_Pool):
         return self.ordered(fit.crop(dx))
 
 
-@operator(*(f"AveragePool{count}" for count in DIMENSIONS), gradient=_rule, expected="N _ _ *")
+@operator(*(f"AveragePool{count}" for count in DIMENSIONS), gradient=RULE, expected="N _ _ *")
 class AveragePool(_Pool):
     """The mean of each window's part in the image, or with zeros (`count_include_pad`)."""
 
@@ -180,7 +175,7 @@ class AveragePoolGradient(AveragePool):
         return self.ordered(fit.crop(_spread_sums(dy / self.divisor(x, fit), fit.pad(x), fit)))
 
 
-@operator("LpPool", gradient=_rule, expected="N _ _ *")
+@operator("LpPool", gradient=RULE, expected="N _ _ *")
 class LpPool(_Pool):
     """The p-norm of each window."""
 

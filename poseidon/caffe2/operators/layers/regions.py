@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import operator
 
@@ -42,12 +41,9 @@ def _between(begin: Tensor, end: Tensor, size: int) -> Tensor:
     return (cell >= begin[..., None]) & (cell < end[..., None])
 
 
-def _pool_rule(maker: GradientMaker) -> None:
-    kind = f"{maker.forward.type}Gradient"
-    maker.op(kind, [maker.I(0), maker.I(1), maker.O(1), maker.GO(0)], [maker.GI(0)])
-
-
-@operator("RoIPool", "RoIPoolF", gradient=_pool_rule, expected="N _ _ _, R _")
+@operator(
+    "RoIPool", "RoIPoolF", gradient="@Gradient(I0, I1, O1, GO0) -> GI0", expected="N _ _ _, R _"
+)
 def roi_pool(
     x: Tensor, regions: Tensor, *, pooled_h: int = 1, pooled_w: int = 1, spatial_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -122,11 +118,12 @@ class _Sensitive:
         return x.reshape(len(x), self.classes, self.parts, self.parts, *x.shape[2:])
 
 
-def _sensitive_rule(maker: GradientMaker) -> None:
-    maker.op("PSRoIPoolGradient", [maker.I(0), maker.I(1), maker.O(1), maker.GO(0)], [maker.GI(0)])
-
-
-@operator("PSRoIPool", gradient=_sensitive_rule, outputs=(2, 2), expected="N C H W, R 5")
+@operator(
+    "PSRoIPool",
+    gradient="@Gradient(I0, I1, O1, GO0) -> GI0",
+    outputs=(2, 2),
+    expected="N C H W, R 5",
+)
 class PSRoIPool(_Sensitive):
     """The mean of each part of each region, in channels of its own (R-FCN, Dai et al., 2016)."""
 

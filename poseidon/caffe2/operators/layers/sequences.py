@@ -7,7 +7,6 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
@@ -28,17 +27,17 @@ def _chosen(valid: Tensor | bool, new: Tensor, old: Tensor, drop: bool) -> Tenso
     return torch.where(valid, new, 0) if drop else torch.where(valid, new, old)
 
 
-def _lstm_rule(maker: GradientMaker) -> None:
-    inputs = [*maker.forward.input, maker.O(0), maker.O(1), maker.GO(0), maker.GO(1)]
-    maker.op("LSTMUnitGradient", inputs, [maker.GI(0), maker.GI(1), maker.GI(2)])
-
-
 def _lstm_gates(gates: Tensor, forget_bias: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     i, f, o, g = gates.chunk(4, -1)
     return torch.sigmoid(i), torch.sigmoid(f + forget_bias), torch.sigmoid(o), torch.tanh(g)
 
 
-@operator("LSTMUnit", gradient=_lstm_rule, inputs=(4, 5), shapes="1 N D, 1 N D, 1 N 4D")
+@operator(
+    "LSTMUnit",
+    gradient="LSTMUnitGradient(I*, O0, O1, GO0, GO1) -> GI0, GI1, GI2",
+    inputs=(4, 5),
+    shapes="1 N D, 1 N D, 1 N 4D",
+)
 def lstm_unit(
     hidden: Tensor,
     cell: Tensor,
@@ -107,12 +106,12 @@ def lstm_unit_gradient(
     )
 
 
-def _gru_rule(maker: GradientMaker) -> None:
-    inputs = [*maker.forward.input, maker.O(0), maker.GO(0)]
-    maker.op("GRUUnitGradient", inputs, [maker.GI(0), maker.GI(1)])
-
-
-@operator("GRUUnit", gradient=_gru_rule, inputs=(3, 4), shapes="1 N D, 1 N 3D")
+@operator(
+    "GRUUnit",
+    gradient="GRUUnitGradient(I*, O0, GO0) -> GI0, GI1",
+    inputs=(3, 4),
+    shapes="1 N D, 1 N 3D",
+)
 def gru_unit(
     hidden: Tensor,
     gates: Tensor,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.numeric.products import matrix
@@ -41,11 +40,6 @@ def averaged_loss_gradient(x: Tensor, dy: Tensor) -> Tensor:
     return (dy.reshape(()) / max(x.numel(), 1)).expand(x.shape)
 
 
-def _rule(maker: GradientMaker) -> None:
-    inputs = [*maker.forward.input, maker.O(0), maker.GO(1)]
-    maker.op(f"{maker.forward.type}Gradient", inputs, [maker.GI(0)])
-
-
 def _divisor(weights: Tensor, by_batch_size: bool) -> Tensor:
     """Return the divisor of the losses' sum: the number of examples, or their weights' sum."""
     total = weights.sum()
@@ -73,7 +67,7 @@ def _of_labels(logarithms: Tensor, labels: Tensor) -> Tensor:
         raise ValueError(f"the label {wrong[0]} is not one of 0 to {classes - 1}") from error
 
 
-@operator("SoftmaxWithLoss", gradient=_rule, outputs=(1, 3))
+@operator("SoftmaxWithLoss", gradient="@Gradient(I*, O0, GO1) -> GI0", outputs=(1, 3))
 def softmax_with_loss(
     x: Tensor,
     labels: Tensor,
@@ -140,7 +134,9 @@ def softmax_with_loss_gradient(
     return (dx * (importance * factor).unsqueeze(1)).reshape(x.shape)
 
 
-@operator("SpatialSoftmaxWithLoss", gradient=_rule, shapes="N C *S, N *S, N *S")
+@operator(
+    "SpatialSoftmaxWithLoss", gradient="@Gradient(I*, O0, GO1) -> GI0", shapes="N C *S, N *S, N *S"
+)
 def spatial_softmax_with_loss(
     x: Tensor, labels: Tensor, weights: Tensor | None = None, *, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor]:

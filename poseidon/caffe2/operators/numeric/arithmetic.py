@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operator
 
 Unary = Callable[[Tensor], Tensor]
@@ -178,12 +177,7 @@ def div_gradient(*given: Tensor, rule: Broadcast = NUMPY) -> tuple[Tensor, Tenso
     return summed_to(dy / fitted, a), -summed_to(dy * y / fitted, fitted).reshape(b.shape)
 
 
-def _sum_rule(maker: GradientMaker) -> None:
-    for index in range(len(maker.forward.input)):
-        maker.dense(index, maker.GO(0))
-
-
-@operator("Sum", gradient=_sum_rule, shapes="*S, ...")
+@operator("Sum", gradient="GI* = GO0", shapes="*S, ...")
 def sum_(x: Tensor, *others: Tensor) -> Tensor:
     """Return the sum of all inputs, on the device of the first."""
     if not others:

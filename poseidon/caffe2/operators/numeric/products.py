@@ -156,16 +156,11 @@ def batch_mat_mul(
     return product.reshape(1) if a.dim() == b.dim() == 1 else product
 
 
-def _affine_rule(maker: GradientMaker) -> None:
-    if maker.argument("is_learnable", 0):
-        inputs = [maker.GO(0), maker.I(0), maker.I(1)]
-        outputs = [maker.GI(0), maker.GI(1), maker.GI(2)]
-    else:
-        inputs, outputs = [maker.GO(0), maker.I(1)], [maker.GI(0)]
-    maker.op("AffineChannelGradient", inputs, outputs)
-
-
-@operator("AffineChannel", gradient=_affine_rule, shapes="N C *S, C, C")
+@operator(
+    "AffineChannel",
+    gradient="is_learnable: @Gradient(GO0, I0, I1) -> GI0, GI1, GI2 | @Gradient(GO0, I1) -> GI0",
+    shapes="N C *S, C, C",
+)
 def affine_channel(x: Tensor, s: Tensor, b: Tensor, *, order: str = "NCHW") -> Tensor:
     """Return s * x + b with numbers by channel."""
     return x * s + b if order == "NHWC" else x * by_channel(s, x) + by_channel(b, x)
@@ -237,12 +232,7 @@ def reduce_tail_sum(x: Tensor) -> Tensor:
     return x.flatten(1).sum(1) if x.dim() > 1 else x.clone()
 
 
-def _dropout_rule(maker: GradientMaker) -> None:
-    mask = [] if maker.argument("is_test", 0) else [maker.O(1)]
-    maker.op("DropoutGrad", [maker.GO(0), *mask], [maker.GI(0)])
-
-
-@operator("Dropout", gradient=_dropout_rule)
+@operator("Dropout", gradient="is_test: DropoutGrad(GO0) -> GI0 | DropoutGrad(GO0, O1) -> GI0")
 def dropout(
     x: Tensor, *, context: Context, ratio: float = 0.5, is_test: bool = False
 ) -> tuple[Tensor, Tensor | None]:

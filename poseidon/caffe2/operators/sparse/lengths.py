@@ -76,11 +76,7 @@ def segment_ids_to_ranges(ids: Tensor, like: Any = None) -> Tensor:
     return _ranges(_segment_lengths(ids, like))
 
 
-def _pack_rule(maker: GradientMaker) -> None:
-    maker.op("UnpackSegments", [maker.I(0), maker.GO(0)], [maker.GI(1)])
-
-
-@operator("PackSegments", gradient=_pack_rule, expected="M, N *")
+@operator("PackSegments", gradient="UnpackSegments(I0, GO0) -> GI1", expected="M, N *")
 def pack_segments(
     lengths: Tensor,
     x: Any,

@@ -8,8 +8,6 @@ index; their gradients are sparse. `...WeightedSum` has a weight for each row, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -99,22 +97,16 @@ def _register_ids(family: str, kind: str) -> None:
         return _spread(kind, dy, ids)
 
 
-def _weighted_rule(name: str) -> Callable[[GradientMaker], None]:
-    def rule(maker: GradientMaker) -> None:
-        inputs = [maker.I(1), maker.GO(0), maker.I(2)]
-        if maker.argument("grad_on_weights", 0):
-            inputs.append(maker.I(0))
-            maker.op(f"{name}WithMainInputGradient", inputs, [maker.GI(0), maker.GI(1)])
-        else:
-            maker.op(f"{name}Gradient", inputs, [maker.GI(0)])
-
-    return rule
+_WEIGHTED_RULE = (
+    "grad_on_weights: @WithMainInputGradient(I1, GO0, I2, I0) -> GI0, GI1"
+    " | @Gradient(I1, GO0, I2) -> GI0"
+)
 
 
 def _register_weighted_ids(family: str) -> None:
     name = f"{family}SegmentWeightedSum"
 
-    @operator(name, gradient=_weighted_rule(name), expected="N *, N, N")
+    @operator(name, gradient=_WEIGHTED_RULE, expected="N *, N, N")
     def weighted(x: Tensor, weights: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
         return _reduced("Sum", x * _column(weights, x), ids, _count(ids, num_segments))
 
@@ -232,7 +224,7 @@ def lengths_max_gradient(y: Tensor, dy: Tensor, lengths: Tensor, x: Tensor) -> T
     return torch.where(x == y[ids], dy[ids], 0)
 
 
-@operator("LengthsWeightedSum", gradient=_weighted_rule("LengthsWeightedSum"), shapes="N *, N, M")
+@operator("LengthsWeightedSum", gradient=_WEIGHTED_RULE, shapes="N *, N, M")
 def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of each segment."""
     return _by_lengths("Sum", x * _column(weights, x), lengths)
@@ -253,19 +245,14 @@ def lengths_weighted_sum_gradients(
     return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
 
 
-def _sparse_lengths_weighted_rule(maker: GradientMaker) -> None:
-    values = f"{maker.I(0)}_grad_values"
-    inputs = [maker.I(1), maker.GO(0), maker.I(3)]
-    prefix = "SparseLengthsIndicesInGradientWeightedSum"
-    if maker.argument("grad_on_weights", 0):
-        inputs += [maker.I(0), maker.I(2)]
-        maker.op(f"{prefix}WithMainInputGradient", inputs, [values, maker.GI(1)])
-    else:
-        maker.op(f"{prefix}Gradient", [*inputs, maker.I(2)], [values])
-    maker.sparse(0, maker.I(2), values)
-
-
-@operator("SparseLengthsWeightedSum", gradient=_sparse_lengths_weighted_rule, shapes="N *, I, I, M")
+@operator(
+    "SparseLengthsWeightedSum",
+    gradient="grad_on_weights: SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient"
+    "(I1, GO0, I3, I0, I2) -> GI0_values, GI1; GI0 = (I2, GI0_values)"
+    " | SparseLengthsIndicesInGradientWeightedSumGradient"
+    "(I1, GO0, I3, I2) -> GI0_values; GI0 = (I2, GI0_values)",
+    shapes="N *, I, I, M",
+)
 def sparse_lengths_weighted_sum(
     x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor
 ) -> Tensor:
