@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.input_shapes import check_tensor
-from poseidon.caffe2.operators.layers.windows import Windows, channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import Windowed, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
 
 
@@ -153,7 +153,7 @@ def spatial_narrow_as_gradient(x: Tensor, like: Tensor, dy: Tensor) -> Tensor:
     return functional.pad(dy, (0, right, 0, below))
 
 
-class _Padding:
+class _Padding(Windowed):
     """The padding of images: `pad` or `pad_t`, `pad_l`, `pad_b`, `pad_r`, and a mode."""
 
     modes: dict[bytes, str] = {b"constant": "constant", b"reflect": "reflect", b"edge": "replicate"}  # noqa: RUF012
@@ -161,7 +161,7 @@ class _Padding:
     def __init__(self, *, context: Context, mode: bytes = b"constant", value: float = 0.0) -> None:
         if mode not in self.modes:
             raise ValueError(f"PadImage: there is no mode {mode.decode()!r}")
-        self.windows = Windows(context.definition)
+        super().__init__(context=context)
         heads, tails = self.windows.paddings(2)
         self.sides = [heads[1], tails[1], heads[0], tails[0]]
         self.mode = self.modes[mode]
@@ -179,9 +179,7 @@ class PadImage(_Padding):
     """Images with a border of a value, a reflection, or their edge; a negative one cuts."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.windows.last:
-            return channels_last(self.pad(channels_second(x), self.value))
-        return self.pad(x, self.value)
+        return self.ordered(self.pad(*self.images(x), self.value))
 
 
 @operator("PadImageGradient", expected="N C H W")
@@ -189,11 +187,10 @@ class PadImageGradient(_Padding):
     """The gradient of `PadImage`."""
 
     def __call__(self, dy: Tensor) -> Tensor:
-        given = channels_second(dy) if self.windows.last else dy
+        (given,) = self.images(dy)
         left, right, top, bottom = self.sides
         shape = (*given.shape[:2], given.shape[2] - top - bottom, given.shape[3] - left - right)
-        dx = pulled_back(lambda x: self.pad(x, 0.0), shape, given)
-        return channels_last(dx) if self.windows.last else dx
+        return self.ordered(pulled_back(lambda x: self.pad(x, 0.0), shape, given))
 
 
 def _shuffled(x: Tensor, rows: int, order: str) -> Tensor:

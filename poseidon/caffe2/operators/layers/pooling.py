@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe2.operators.layers.windows import Fit, Windows, channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import Fit, Windowed
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.errors import counted
 
@@ -68,11 +68,8 @@ def _counts(images: Sequence[int], fit: Fit, like: Tensor) -> Tensor:
     return total
 
 
-class _Pool:
-    """An operator on windows: it brings the channels to the second place."""
-
-    def __init__(self, context: Context) -> None:
-        self.windows = Windows(context.definition)
+class _Pool(Windowed):
+    """An operator on windows of images of 1, 2 or 3 dimensions."""
 
     def images(self, *tensors: Tensor) -> list[Tensor]:
         """Return the tensors in the order NCHW.
@@ -85,19 +82,12 @@ class _Pool:
                 f"the input has {counted(tensors[0].dim(), 'dimension')}, expected 3 to "
                 f"{MOST_DIMENSIONS}"
             )
-        return [channels_second(x) if self.windows.last else x for x in tensors]
-
-    def ordered(self, y: Tensor) -> Tensor:
-        """Return a result in the order of the operator."""
-        return channels_last(y) if self.windows.last else y
+        return super().images(*tensors)
 
 
 @operator(*(f"MaxPool{count}" for count in DIMENSIONS), gradient=RULE, expected="N _ _ *")
 class MaxPool(_Pool):
     """The maximum of each window."""
-
-    def __init__(self, *, context: Context) -> None:
-        super().__init__(context)
 
     def __call__(self, x: Tensor) -> Tensor:
         (x,) = self.images(x)
@@ -116,9 +106,6 @@ class MaxPool(_Pool):
 @operator(*(f"MaxPool{count}Gradient" for count in DIMENSIONS), shapes="N C *X, N C *Y, N C *Y")
 class MaxPoolGradient(_Pool):
     """The gradient of `MaxPool`: all elements that equal a window's maximum get its gradient."""
-
-    def __init__(self, *, context: Context) -> None:
-        super().__init__(context)
 
     def __call__(self, x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
         x, y, dy = self.images(x, y, dy)
@@ -144,7 +131,7 @@ class AveragePool(_Pool):
     """The mean of each window's part in the image, or with zeros (`count_include_pad`)."""
 
     def __init__(self, *, context: Context, count_include_pad: bool = False) -> None:
-        super().__init__(context)
+        super().__init__(context=context)
         self.include = count_include_pad
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -180,7 +167,7 @@ class LpPool(_Pool):
     """The p-norm of each window."""
 
     def __init__(self, *, context: Context, p: float = 2.0) -> None:
-        super().__init__(context)
+        super().__init__(context=context)
         self.p = p
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from poseidon.caffe2.operators.registry import Context
 from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef
 
 VALID, SAME, CAFFE = 1, 2, 3
@@ -217,3 +218,18 @@ def channels_second(x: Tensor) -> Tensor:
 def channels_last(x: Tensor) -> Tensor:
     """Return a view of NCHW images in the order NHWC."""
     return x.movedim(1, -1)
+
+
+class Windowed:
+    """An operator over windows of images, which computes in the order NCHW."""
+
+    def __init__(self, *, context: Context) -> None:
+        self.windows = Windows(context.definition)
+
+    def images(self, *tensors: Tensor) -> list[Tensor]:
+        """Return tensors, such as images and filters, with the channels in the second place."""
+        return [channels_second(x) if self.windows.last else x for x in tensors]
+
+    def ordered(self, y: Tensor) -> Tensor:
+        """Return a result in the order of the operator."""
+        return channels_last(y) if self.windows.last else y
