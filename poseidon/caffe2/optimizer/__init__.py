@@ -12,20 +12,18 @@ from poseidon.caffe2.optimizer.adaptive import (
     AdadeltaOptimizer,
     AdamOptimizer,
     DecayAdagradOptimizer,
+    FtrlOptimizer,
+    GFtrlOptimizer,
+    RmsPropOptimizer,
     StormOptimizer,
     WngradOptimizer,
+    YellowFinOptimizer,
 )
 from poseidon.caffe2.optimizer.base import (
     AuxOptimizerParams,
     Optimizer,
     _optimizer_instance_count,
     reset_optimizer_instance_count,
-)
-from poseidon.caffe2.optimizer.others import (
-    FtrlOptimizer,
-    GFtrlOptimizer,
-    RmsPropOptimizer,
-    YellowFinOptimizer,
 )
 from poseidon.caffe2.optimizer.sgd import (
     AdagradOptimizer,

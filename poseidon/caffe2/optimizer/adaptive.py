@@ -1,15 +1,19 @@
-"""Optimizers with a step of their own for each parameter: WNGrad, STORM, Adadelta, Adam."""
+"""Optimizers with a step of their own for each parameter: WNGrad, STORM, Adadelta, Adam, RMSProp,
+FTRL, YellowFin.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.optimizer.base import AlphaOptimizer
+from poseidon.caffe2.optimizer.base import AlphaOptimizer, Optimizer, iteration_of
 
 
 class WngradOptimizer(AlphaOptimizer):
     """WNGrad (Wu et al., 2018): one step size for the whole parameter."""
+
+    operator, arguments = "Wngrad", ("epsilon", "engine")
 
     def __init__(
         self,
@@ -26,34 +30,20 @@ class WngradOptimizer(AlphaOptimizer):
     ) -> None:
         """Take the settings; `moment_init` is the moment's start; see `AdagradOptimizer`."""
         super().__init__(alpha, policy, kwargs)
-        self.epsilon = epsilon
-        self.sparse_dedup_aggregator = sparse_dedup_aggregator
-        self.engine = engine
-        self.moment_init = moment_init
-        self.lars = lars
+        self.epsilon, self.moment_init, self.engine = epsilon, moment_init, engine
+        self.sparse_dedup_aggregator, self.lars = sparse_dedup_aggregator, lars
         self.output_effective_lr = output_effective_lr
         self.output_effective_lr_and_update = output_effective_lr_and_update
 
-    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
-        param, grad = param_info.blob, param_info.grad
-        if self.alpha <= 0:
-            return
-        self._add_lars(net, param_init_net, param_info, self.lars)
-        rate, _ = self._rate(net, param_init_net)
-        moment = self._constant(param_init_net, param, "moment", 1, self.moment_init)
-        settings = {"epsilon": self.epsilon, "engine": self.engine}
-        if isinstance(grad, core.GradientSlice):
-            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
-            net.SparseWngrad(
-                [param, moment, grad.indices, grad.values, rate], [param, moment], **settings
-            )
-            return
-        outputs = [param, moment, *self._effective(param)]
-        net.Wngrad([param, moment, grad, rate], outputs, **settings)
+    def _states(self, init_net: Any, param: Any) -> list[Any]:
+        return [self._constant(init_net, param, "moment", 1, self.moment_init)]
 
 
 class StormOptimizer(AlphaOptimizer):
     """STORM (Cutkosky and Orabona, 2019): momentum with variance reduction."""
+
+    operator, arguments = "Storm", ("momentum", "beta")
+    sparse = ("values", "indices")
 
     def __init__(
         self,
@@ -68,31 +58,20 @@ class StormOptimizer(AlphaOptimizer):
     ) -> None:
         """Take the settings; `grad_sq_sum_init` is the first sum of squared gradients."""
         super().__init__(lr, policy, kwargs)
-        self.momentum = momentum
-        self.beta = beta
-        self.grad_sq_sum_init = grad_sq_sum_init
-        self.sparse_dedup_aggregator = sparse_dedup_aggregator
-        self.lars = lars
+        self.momentum, self.beta, self.grad_sq_sum_init = momentum, beta, grad_sq_sum_init
+        self.sparse_dedup_aggregator, self.lars = sparse_dedup_aggregator, lars
 
-    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
-        param, grad = param_info.blob, param_info.grad
-        if self.alpha <= 0:
-            return
-        self._add_lars(net, param_init_net, param_info, self.lars)
-        rate, _ = self._rate(net, param_init_net)
-        moment = self._state(param_init_net, param, "moment")
-        total = self._constant(param_init_net, param, "grad_sq_sum", 1, self.grad_sq_sum_init)
-        state = [param, moment, total]
-        settings = {"momentum": self.momentum, "beta": self.beta}
-        if isinstance(grad, core.GradientSlice):
-            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
-            net.SparseStorm([*state, grad.values, grad.indices, rate], state, **settings)
-        else:
-            net.Storm([*state, grad, rate], state, **settings)
+    def _states(self, init_net: Any, param: Any) -> list[Any]:
+        total = self.grad_sq_sum_init
+        moment = self._state(init_net, param, "moment")
+        return [moment, self._constant(init_net, param, "grad_sq_sum", 1, total)]
 
 
 class AdadeltaOptimizer(AlphaOptimizer):
     """Adadelta (Zeiler, 2012)."""
+
+    operator, arguments = "Adadelta", ("epsilon", "decay", "engine")
+    suffixes = ("squared_moment", "squared_moment_update")
 
     def __init__(
         self,
@@ -106,27 +85,8 @@ class AdadeltaOptimizer(AlphaOptimizer):
     ) -> None:
         """Take the settings; see `AdagradOptimizer`."""
         super().__init__(alpha, policy, kwargs)
-        self.epsilon = epsilon
-        self.decay = decay
+        self.epsilon, self.decay, self.engine = epsilon, decay, engine
         self.sparse_dedup_aggregator = sparse_dedup_aggregator
-        self.engine = engine
-
-    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
-        param, grad = param_info.blob, param_info.grad
-        if self.alpha <= 0:
-            return
-        rate, _ = self._rate(net, param_init_net)
-        state = [
-            param,
-            self._state(param_init_net, param, "squared_moment"),
-            self._state(param_init_net, param, "squared_moment_update"),
-        ]
-        settings = {"epsilon": self.epsilon, "decay": self.decay, "engine": self.engine}
-        if isinstance(grad, core.GradientSlice):
-            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
-            net.SparseAdadelta([*state, grad.indices, grad.values, rate], state, **settings)
-        else:
-            net.Adadelta([*state, grad, rate], state, **settings)
 
 
 class AdamOptimizer(AlphaOptimizer):
@@ -172,16 +132,11 @@ class AdamOptimizer(AlphaOptimizer):
         ):
             if use_smart_decay and value:
                 raise NotImplementedError(f"Smart decay is not implemented with {name}")
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        self.use_lr_adaption = use_lr_adaption
-        self.lr_alpha = lr_alpha
+        self.beta1, self.beta2, self.epsilon, self.engine = beta1, beta2, epsilon, engine
+        self.use_lr_adaption, self.lr_alpha = use_lr_adaption, lr_alpha
         self.normalized_lr_adaption = normalized_lr_adaption
         self.sparse_dedup_aggregator = sparse_dedup_aggregator
-        self.rowWise = rowWise
-        self.engine = engine
-        self.enableRAdam = enableRAdam
+        self.rowWise, self.enableRAdam = rowWise, enableRAdam
         self.use_smart_decay = use_smart_decay
 
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
@@ -233,6 +188,11 @@ class AdamOptimizer(AlphaOptimizer):
 class DecayAdagradOptimizer(AlphaOptimizer):
     """Adagrad with a decaying sum of squares and, with `beta1`, momentum."""
 
+    operator = "DecayAdagrad"
+    arguments = ("beta1", "beta2", "epsilon", "weight_decay", "bias_correction_first")
+    suffixes = ("first_mo1ment", "second_moment")  # Caffe2's spelling
+    sparse, counts = (), True
+
     def __init__(
         self,
         alpha: float = 0.01,
@@ -247,31 +207,145 @@ class DecayAdagradOptimizer(AlphaOptimizer):
     ) -> None:
         """Take the settings; `bias_correction_first` corrects the first moment's bias."""
         super().__init__(alpha, policy, kwargs)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        self.weight_decay = weight_decay
-        self.bias_correction_first = bias_correction_first
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.weight_decay, self.bias_correction_first = weight_decay, bias_correction_first
         self.engine = engine
+
+
+class FtrlOptimizer(Optimizer):
+    """FTRL-Proximal (McMahan et al., 2013)."""
+
+    operator, suffix = "Ftrl", "ftrl_nz"
+    sparse = True
+
+    def __init__(
+        self,
+        alpha: float = 0.01,
+        beta: float = 1e-4,
+        lambda1: float = 0,
+        lambda2: float = 0,
+        sparse_dedup_aggregator: str | None = None,
+        engine: str | None = "",
+    ) -> None:
+        """Take the settings; `lambda1` and `lambda2` are the strengths of the two penalties."""
+        super().__init__()
+        self.alpha, self.beta, self.lambda1, self.lambda2 = alpha, beta, lambda1, lambda2
+        self.sparse_dedup_aggregator, self.engine = sparse_dedup_aggregator, engine
 
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
         param, grad = param_info.blob, param_info.grad
         if self.alpha <= 0:
             return
-        assert not isinstance(grad, core.GradientSlice), "DecayAdagrad needs dense gradients"
-        rate, iteration = self._rate(net, param_init_net)
+        state = self._state(param_init_net, param, self.suffix, extra_shape=[2], value=0.0)
+        names = ("engine", "alpha", "beta", "lambda1", "lambda2")
+        settings = {name: getattr(self, name) for name in names}
+        if isinstance(grad, core.GradientSlice):
+            assert self.sparse, f"{type(self).__name__} does not support sparse gradients"
+            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
+            net.SparseFtrl([param, state, grad.indices, grad.values], [param, state], **settings)
+        else:
+            getattr(net, self.operator)([param, state, grad], [param, state], **settings)
+
+    def scale_learning_rate(self, scale: float) -> None:
+        self.alpha *= scale
+
+
+class GFtrlOptimizer(FtrlOptimizer):
+    """FTRL with a penalty for groups (rows) of weights."""
+
+    operator, suffix = "GFtrl", "gftrl_nz"
+    sparse = False
+
+
+class YellowFinOptimizer(AlphaOptimizer):
+    """YellowFin (Zhang et al., 2017): SGD with momentum that tunes both of its settings."""
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        mu: float = 0.0,
+        beta: float = 0.999,
+        curv_win_width: int = 20,
+        zero_debias: bool = True,
+        epsilon: float = 0.1**6,
+        policy: str = "fixed",
+        sparse_dedup_aggregator: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take the settings.
+
+        Args:
+            alpha, mu: the first learning rate and momentum.
+            beta: the decay of the averages.
+            curv_win_width: the iterations of which the range of curvature is taken.
+            zero_debias: whether averages are corrected for their start at 0.
+            epsilon: the smallest variance.
+            policy, sparse_dedup_aggregator: kept for Caffe2's scripts.
+        """
+        super().__init__(alpha, policy, kwargs)
+        self.mu, self.beta, self.epsilon = mu, beta, epsilon
+        self.curv_win_width, self.zero_debias = curv_win_width, zero_debias
+        self.sparse_dedup_aggregator = sparse_dedup_aggregator
+
+    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
+        param, grad = param_info.blob, param_info.grad
+        assert not isinstance(grad, core.GradientSlice), "YellowFin needs dense gradients"
+        moment = self._state(param_init_net, param, "moment")
+        window = self._constant(param_init_net, param, "curv_win", self.curv_win_width, 0.0)
+        mean = self._state(param_init_net, param, "g_avg")
+        square = self._state(param_init_net, param, "g2_avg")
+        rate = self._constant(param_init_net, param, "lr_avg", 1, self.alpha)
+        momentum = self._constant(param_init_net, param, "mu_avg", 1, self.mu)
+        memory = self._constant(param_init_net, param, "scalars_memory", 5, 0.0)
+        iteration = iteration_of(net, param_init_net)
         self._aux_params.shared.append(iteration)
-        state = [
-            param,
-            self._state(param_init_net, param, "first_mo1ment"),  # Caffe2's spelling
-            self._state(param_init_net, param, "second_moment"),
-        ]
-        net.DecayAdagrad(
-            [*state, grad, rate, iteration],
+        state = [param, moment, rate, momentum, window, mean, square, memory]
+        net.YellowFin(
+            [*state, grad, iteration],
             state,
-            beta1=self.beta1,
-            beta2=self.beta2,
+            beta=self.beta,
             epsilon=self.epsilon,
-            weight_decay=self.weight_decay,
-            bias_correction_first=self.bias_correction_first,
+            curv_win_width=self.curv_win_width,
+            zero_debias=self.zero_debias,
         )
+
+
+class RmsPropOptimizer(AlphaOptimizer):
+    """RMSProp (Hinton, 2012) with momentum."""
+
+    def __init__(
+        self,
+        alpha: float = 0.01,
+        decay: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-5,
+        policy: str = "fixed",
+        engine: str | None = "",
+        **kwargs: Any,
+    ) -> None:
+        """Take the settings; `decay` applies to the mean of squares."""
+        super().__init__(alpha, policy, kwargs)
+        self.decay, self.momentum = decay, momentum
+        self.epsilon, self.engine = epsilon, engine
+
+    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
+        param, grad = param_info.blob, param_info.grad
+        if self.alpha <= 0:
+            return
+        assert not isinstance(grad, core.GradientSlice), "RmsProp does not support sparse gradients"
+        one = self._one(param_init_net)
+        rate, _ = self._rate(net, param_init_net, 1)
+        # Caffe2 passes `values`, which ConstantFill does not know: they are zeros anyway.
+        step, squares, buffer = (
+            self._state(param_init_net, param, suffix, values=0.0)
+            for suffix in ("grad_o", "mean_squares", "momentum")
+        )
+        net.RmsProp(
+            [grad, squares, buffer, one],
+            [step, squares, buffer],
+            decay=self.decay,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            engine=self.engine,
+        )
+        net.MomentumSGDUpdate([step, buffer, rate, param], [step, buffer, param])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,16 +234,56 @@ class Optimizer:
 
 
 class AlphaOptimizer(Optimizer):
-    """An optimizer with a base learning rate `alpha` and a policy."""
+    """An optimizer with a base learning rate `alpha` and a policy.
 
+    `_run` adds the operator of a class that states it; other classes have a `_run` of their own.
+
+    Attributes:
+        operator: for dense gradients; `Sparse<operator>` is for sparse ones.
+        arguments: the attributes that are the operator's arguments.
+        suffixes: of the state's blobs that have the parameter's shape.
+        sparse: the order of a sparse gradient's parts among the inputs; none refuses them.
+        counts: whether the operator reads the iteration.
+    """
+
+    operator = ""
+    arguments: Sequence[str] = ()
+    suffixes: Sequence[str] = ()
+    sparse: Sequence[str] = ("indices", "values")
+    counts = False
+    sparse_dedup_aggregator: str | None = None
+    lars: float | None = None
     output_effective_lr = False
     output_effective_lr_and_update = False
 
     def __init__(self, alpha: float, policy: str, kwargs: dict[str, Any]) -> None:
         super().__init__()
-        self.alpha = alpha
-        self.policy = policy
-        self.init_kwargs = kwargs
+        self.alpha, self.policy, self.init_kwargs = alpha, policy, kwargs
+
+    def _states(self, init_net: Any, param: Any) -> list[Any]:
+        """Return the blobs of the state, which the operator reads and writes."""
+        return [self._state(init_net, param, suffix) for suffix in self.suffixes]
+
+    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
+        param, grad = param_info.blob, param_info.grad
+        if self.alpha <= 0:
+            return
+        is_sparse = isinstance(grad, core.GradientSlice)
+        assert self.sparse or not is_sparse, f"{self.operator} needs dense gradients"
+        self._add_lars(net, param_init_net, param_info, self.lars)
+        rate, iteration = self._rate(net, param_init_net)
+        if self.counts:
+            self._aux_params.shared.append(iteration)
+        state = [param, *self._states(param_init_net, param)]
+        settings = {name: getattr(self, name) for name in self.arguments}
+        rest = [rate, iteration] if self.counts else [rate]
+        if is_sparse:
+            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
+            parts = [getattr(grad, part) for part in self.sparse]
+            getattr(net, f"Sparse{self.operator}")([*state, *parts, *rest], state, **settings)
+        else:
+            outputs = [*state, *self._effective(param)]
+            getattr(net, self.operator)([*state, grad, *rest], outputs, **settings)
 
     def _effective(self, param: Any) -> list[str]:
         """Return the blobs of the effective learning rate and of the update, as asked for."""

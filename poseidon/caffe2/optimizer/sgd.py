@@ -33,13 +33,9 @@ class SgdOptimizer(Optimizer):
             lars: the offset of LARS, None for none.
         """
         super().__init__()
-        self.base_learning_rate = base_learning_rate
-        self.policy = policy
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.sparse_dedup_aggregator = sparse_dedup_aggregator
-        self.lars = lars
-        self.init_kwargs = kwargs
+        self.base_learning_rate, self.policy = base_learning_rate, policy
+        self.momentum, self.nesterov, self.lars = momentum, nesterov, lars
+        self.sparse_dedup_aggregator, self.init_kwargs = sparse_dedup_aggregator, kwargs
 
     def _rate(self, net: Any, init_net: Any, sign: int) -> Any:
         assert self.base_learning_rate > 0, "Expect positive base learning rate"
@@ -223,17 +219,12 @@ class AdagradOptimizer(AlphaOptimizer):
                 counts nothing.
         """
         super().__init__(alpha, policy, kwargs)
-        self.epsilon = epsilon
-        self.decay = decay
-        self.weight_decay = float(weight_decay)
-        self.sparse_dedup_aggregator = sparse_dedup_aggregator
-        self.rowWise = rowWise
-        self.engine = engine
-        self.lars = lars
+        self.epsilon, self.decay, self.engine = epsilon, decay, engine
+        self.weight_decay, self.lars = float(weight_decay), lars
+        self.sparse_dedup_aggregator, self.rowWise = sparse_dedup_aggregator, rowWise
         self.output_effective_lr = output_effective_lr
         self.output_effective_lr_and_update = output_effective_lr_and_update
-        self.weight_scale = weight_scale
-        self.counter_halflife = counter_halflife
+        self.weight_scale, self.counter_halflife = weight_scale, counter_halflife
 
     def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
         param, grad = param_info.blob, param_info.grad
