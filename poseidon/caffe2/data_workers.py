@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.caffe2 import core, scope, workspace
+from poseidon.caffe2 import core, parallel_workers, scope, workspace
 from poseidon.caffe2.operators.system.queues import BlobsQueue
 from poseidon.caffe2.runtime.bind import device_of
 from poseidon.caffe2.runtime.values import to_value
@@ -33,7 +33,7 @@ def get_worker_ids(num_workers: int) -> list[int]:
     return list(range(num_workers))
 
 
-class State:
+class State(parallel_workers.State):
     """What the threads of a source share.
 
     Attributes:
@@ -41,26 +41,31 @@ class State:
         error: what a fetcher has raised.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queue: BlobsQueue) -> None:
         self._inputs = 0
         self.error: BaseException | None = None
         self._lock = threading.Lock()
+        self._queue = queue
 
     def count(self) -> None:
         with self._lock:
             self._inputs += 1
 
+    def stop(self) -> None:
+        self._queue.close()
 
-class WorkerCoordinator:
+
+class WorkerCoordinator(parallel_workers.WorkerCoordinator):
     """The threads of one source, and its queue."""
+
+    _state: State
+    stop_limit_s = STOP_LIMIT_S
 
     def __init__(
         self, name: str, queue: BlobsQueue, fetchers: Sequence[Callable[[], None]]
     ) -> None:
-        self._input_source_name = name
+        super().__init__(name, range(len(fetchers)), None, State(queue))
         self._queue = queue
-        self._state = State()
-        self._started = False
         self._workers = [
             threading.Thread(
                 target=self._guarded, args=(fetch,), daemon=True, name=f"data_workers {name}"
@@ -75,29 +80,16 @@ class WorkerCoordinator:
         try:
             fetch()
         except BaseException as error:
-            log.exception("A fetcher of the source %s has failed", self._input_source_name)
+            log.exception("A fetcher of the source %s has failed", self._worker_name)
             self._state.error = error
             self._queue.close()
 
-    def start(self) -> None:
-        if not self._started:
-            self._started = True
-            for worker in self._workers:
-                worker.start()
 
-    def stop(self) -> bool:
-        """Close the queue and join the threads; return whether all have ended within the limit."""
-        self._queue.close()
-        for worker in self._workers if self._started else ():
-            worker.join(STOP_LIMIT_S)
-        return not any(worker.is_alive() for worker in self._workers)
-
-
-class GlobalWorkerCoordinator:
+class GlobalWorkerCoordinator(parallel_workers.GlobalWorkerCoordinator):
     """All sources of the process."""
 
     def __init__(self) -> None:
-        self._coordinators: list[WorkerCoordinator] = []
+        super().__init__()
         self._fetcher_id_seq = 0
 
     def get_new_fetcher_id(self) -> int:
@@ -105,26 +97,9 @@ class GlobalWorkerCoordinator:
         self._fetcher_id_seq += 1
         return self._fetcher_id_seq - 1
 
-    def add(self, coordinator: WorkerCoordinator) -> None:
-        self._coordinators.append(coordinator)
-
-    def start(self) -> None:
-        """Start the threads of all sources that do not run yet."""
-        for coordinator in self._coordinators:
-            coordinator.start()
-
-    def stop(self) -> bool:
-        """Stop all sources and forget them; return whether all threads have ended."""
-        ended = [coordinator.stop() for coordinator in self._coordinators]
-        self._coordinators = []
-        return all(ended)
-
     def stop_coordinator(self, input_source: str) -> bool:
         """Stop a source and forget it; return whether its threads have ended."""
-        ours = [each for each in self._coordinators if each._input_source_name == input_source]
-        self._coordinators = [each for each in self._coordinators if each not in ours]
-        ended = [coordinator.stop() for coordinator in ours]
-        return all(ended)
+        return super().stop_coordinator(input_source)
 
 
 global_coordinator = GlobalWorkerCoordinator()

@@ -75,6 +75,8 @@ class State:
 class WorkerCoordinator:
     """The threads of one function."""
 
+    stop_limit_s = STOP_LIMIT_S
+
     def __init__(
         self,
         worker_name: str,
@@ -142,7 +144,7 @@ class WorkerCoordinator:
             each for each in self._workers if each.ident and each is not threading.current_thread()
         ]
         for worker in others:
-            worker.join(STOP_LIMIT_S)
+            worker.join(self.stop_limit_s)
         alive = [worker.name for worker in others if worker.is_alive()]
         if alive:
             log.warning(
