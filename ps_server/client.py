@@ -13,19 +13,16 @@ from typing import TypeVar
 import numpy as np
 
 from ps_server.client_rows import ClientRows
-from ps_server.collection import Collection
+from ps_server.collection import Collection, Coming
 from ps_server.errors import SpecError
 from ps_server.link import LinkPriority
-from ps_server.meters import ClientMeter
-from ps_server.monitor import Monitor
 from ps_server.network import Network
-from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.messages import Array, Payload, Round, Signal, SignalKind
+from ps_server.protocol.messages import Addressed, Array, Payload, Round, Signal, SignalKind
 from ps_server.protocol.placement import Placement, place
 from ps_server.protocol.precision import add
 from ps_server.protocol.settings import StoreSpec
-from ps_server.protocol.worker_session import Addressed, InitialValue, Session
+from ps_server.protocol.worker_session import InitialValue, Session
 from ps_server.pump import Pump
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.statistics import ClientStatistics
@@ -36,31 +33,8 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport
 T = TypeVar("T")
 
 
-class ComingHistory:
-    """The history of a table on its way.
-
-    Args:
-        monitor: of the client; what ends its waits ends those for the history.
-        asked: what has come of it.
-        otherwise: the beginning of the sentence that is raised when it does not come in time.
-    """
-
-    def __init__(self, monitor: Monitor, asked: AskedHistory, otherwise: str) -> None:
-        self._monitor = monitor
-        self._asked = asked
-        self._otherwise = otherwise
-
-    def poll(self) -> list[Array] | None:
-        """Return its arrays once all have come, and None before."""
-        with self._monitor:
-            found = self._asked.arrays
-            if found is None:
-                self._monitor.check()
-            return None if found is None else list(found)
-
-    def result(self) -> list[Array]:
-        """Wait for its arrays."""
-        return self._monitor.wait_for(self.poll, self._otherwise)
+ComingHistory = Coming[list[Array]]
+"""The arrays of a table's history on their way."""
 
 
 class Client:
@@ -123,31 +97,24 @@ class Client:
             (ZmqClientTransport, time.monotonic) if wire is None else (wire.connect, wire.now)
         )
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, now())
-        self._session = Session(
-            network.rank, store, network.token, log=log, table_clocks=table_clocks
-        )
-        self._holds_back = log is not None
-        self._now, self._meter = now, ClientMeter(store, now)
         self._shared_memory = WorkerSharedMemory(
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
         self._monitor = network.new_monitor(
             closed="the client is closed", hangs=": a worker or a shard hangs"
         )
-        self._placement = _own_chunks(memory_for or store, self._session.seat.local_rank)
-        self._offered = False
+        self._memory_for: StoreSpec | None = memory_for or store
+        """The store whose arrays pass in shared memory; None: memory was offered."""
         self._pending: tuple[SignalKind, ...] = ()
         self._pump = Pump(
-            self._session,
+            Session(network.rank, store, network.token, log=log, table_clocks=table_clocks),
             connect(shards, network.keys) if isinstance(shards, Sequence) else shards,
             self._shared_memory,
             self._monitor,
-            self._meter,
             trace,
-            holds_back=self._holds_back,
             clock=now,
         )
-        self.rows = ClientRows(self._call, self._monitor, lambda: self._session.rows)
+        self.rows = ClientRows(self._call, self._monitor, lambda: self._pump.session.rows)
         self._pump.start()
 
     def start(self, initial: InitialValue) -> None:
@@ -161,8 +128,8 @@ class Client:
             StalenessTimeout: a shard or another worker did not join in time.
             RemoteProtocolError: a shard refused the store: the workers' definitions differ.
         """
-        self._do(lambda: [*self._session.start(initial), *self._offer_memory()])
-        for table in self._session.own_tables:
+        self._do(lambda: [*self._pump.session.start(initial), *self._offer_memory()])
+        for table in self._pump.session.own_tables:
             self._until_fresh(table, None)
         for kind in self._pending:
             self.signal(kind)
@@ -181,10 +148,10 @@ class Client:
         self.gather().result()  # from here on no value of the old store is on its way
         with self._monitor:
             self._monitor.check()
-            kinds = [signal.kind for signal in self._session.signals.all]
+            kinds = [signal.kind for signal in self._pump.session.signals.all]
             self._pending = tuple(kinds) if self.rank == 0 else ()
-            self._session = self._pump.session = self._session.renewed(start_clock)
-            self._offered = True
+            self._pump.session = self._pump.session.renewed(start_clock)
+            self._memory_for = None
 
     def replace_trial(self, store: StoreSpec) -> None:
         """Let another store follow a trial: `bind` and `start` follow, as at first.
@@ -196,10 +163,8 @@ class Client:
         self.gather().result()
         with self._monitor:
             self._monitor.check()
-            self._session = self._session.replaced(store)
-            self._meter = ClientMeter(store, self._now)
-            self._pump.follow(self._session, self._meter)
-            self._offered = True
+            self._pump.follow(self._pump.session.replaced(store))
+            self._memory_for = None
 
     def bind(self, table: int, out: Payload) -> None:
         """Let the values of a table of staleness 0 be written to `out` the moment they come.
@@ -212,7 +177,7 @@ class Client:
             out: flat, of the table's size and of the type that workers hold (`TableSpec.held_as`).
         """
         with self._monitor:
-            self._session.bind(table, out)
+            self._pump.session.bind(table, out)
 
     def push(self, table: int, array: Payload, *, rate: float = 0.0) -> None:
         """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table;
@@ -226,16 +191,16 @@ class Client:
                 change to the array that it reads to, too.
             rate: the solver's rate of this iteration (staleness 0); the same on every worker.
         """
-        self._meter.pushed(table)
-        payload = self._session.on_the_wire(table, array)
-        self._do(lambda: self._session.push(table, payload, rate))
-        if self._holds_back:
+        self._pump.meter.pushed(table)
+        payload = self._pump.session.on_the_wire(table, array)
+        self._do(lambda: self._pump.session.push(table, payload, rate))
+        if self._pump.session.log is not None:
             self._pump.wake()
 
     def clock_of(self, table: int) -> int:
         """Return the clock of the next push to a table, once all earlier ones are begun."""
         with self._monitor:
-            return self._session.clock_of(table)
+            return self._pump.session.clock_of(table)
 
     def push_encoded(self, table: int, array: Payload, *, rate: float) -> None:
         """Send a gradient that the caller has rounded or encoded; see `push`.
@@ -244,15 +209,15 @@ class Client:
             array: as it travels: flat, of 16 bits, or the bytes of the codec chunk after chunk. The
                 caller holds back what was not sent.
         """
-        self._meter.pushed(table)
-        self._do(lambda: self._session.push(table, array, rate))
+        self._pump.meter.pushed(table)
+        self._do(lambda: self._pump.session.push(table, array, rate))
 
     def skip(self, table: int) -> None:
         """Push nothing in this iteration to a table of means: its value stays.
 
         All workers skip it, or none.
         """
-        self._do(lambda: self._session.skip(table))
+        self._do(lambda: self._pump.session.skip(table))
 
     def yield_link(self, link: LinkPriority) -> None:
         """Let pushes to shards of other hosts wait while another sender has taken this host's link.
@@ -266,7 +231,7 @@ class Client:
 
         Each of this worker's tables must have been pushed in it, unless each has a clock of its own.
         """
-        self._do(self._session.tick)
+        self._do(self._pump.session.tick)
         self._pump.hurry()
 
     def describe_part(self, weight: float, payload: bytes, *, whole: bool) -> None:
@@ -279,25 +244,25 @@ class Client:
             whole: whether that round waits for all workers.
         """
         with self._monitor:
-            self._session.describe_part(weight, payload, whole=whole)
+            self._pump.session.describe_part(weight, payload, whole=whole)
 
     @property
     def is_awaited(self) -> bool:
         """Whether a quorum of the workers waits for this one's part of a round."""
         with self._monitor:
-            return self._session.is_awaited
+            return self._pump.session.is_awaited
 
     def end_round(self) -> Round:
         """Wait for the round in which this worker's part counts, and for its values; the next part
         follows from them. Return whose parts have counted.
         """
         return self._monitor.wait_for(
-            self._session.end_round, "the round of this worker's part did not end"
+            self._pump.session.end_round, "the round of this worker's part did not end"
         )
 
     def request(self, table: int) -> None:
         """Under `SSP`: ask for what the next `read` of this table will need, ahead of it."""
-        self._do(lambda: self._session.ask(table))
+        self._do(lambda: self._pump.session.ask(table))
 
     def read(self, table: int, out: Payload, *, staleness: int | None = None) -> None:
         """Bring `out` up to date; waits until the staleness bound allows it.
@@ -313,11 +278,11 @@ class Client:
         Raises:
             StalenessTimeout: the value did not become fresh in time.
         """
-        began_s = self._meter.now()
+        began_s = self._pump.meter.now()
         self._until_fresh(table, staleness)
-        self._meter.waited(table, began_s)
+        self._pump.meter.waited(table, began_s)
         with self._monitor:
-            pieces = self._session.values.take(table)
+            pieces = self._pump.session.values.take(table)
         for piece in pieces:
             view = out[piece.start : piece.stop]
             np.copyto(view, piece.value)
@@ -344,8 +309,12 @@ class Client:
             arrays: flat float32 of the table's size, to be written to as the history comes; None:
                 new ones.
         """
-        asked = self._call(lambda: self._session.ask_history(table, arrays))
-        return ComingHistory(self._monitor, asked, f"the history of table {table} did not arrive")
+        asked = self._call(lambda: self._pump.session.ask_history(table, arrays))
+        return ComingHistory.guarded(
+            self._monitor,
+            lambda: None if asked.arrays is None else list(asked.arrays),
+            f"the history of table {table} did not arrive",
+        )
 
     def held_back(self, table: int) -> Mapping[int, Array]:
         """Return what a table's codec has not sent of this worker's pushes, by virtual worker;
@@ -353,14 +322,14 @@ class Client:
 
         It is live memory, to which a resumed run may write before its first push.
         """
-        return self._session.held_back(table)
+        return self._pump.session.held_back(table)
 
     def add_norm(self, clock: int, squares: Sequence[float]) -> None:
         """Add numbers whose sum is the sum of squares of iteration `clock`'s gradients outside the
         store that this worker's plane applies; returns at once. The workers of host 0 call it, in
         each plane of `StoreSpec.outside_norm`.
         """
-        self._do(lambda: self._session.add_norm(clock, squares))
+        self._do(lambda: self._pump.session.add_norm(clock, squares))
 
     def total_norm(self, clock: int) -> float:
         """Wait for the sum of squares over all gradients of iteration `clock`, in
@@ -369,7 +338,7 @@ class Client:
         """
         self._pump.hurry()
         return self._monitor.wait_for(
-            lambda: self._session.norm.take_total(clock),
+            lambda: self._pump.session.norm.take_total(clock),
             f"the gradients' norm of iteration {clock} did not arrive",
         )
 
@@ -386,8 +355,10 @@ class Client:
                 it is in none, those with its local rank. The payloads are in the order of ranks,
                 and so of hosts.
         """
-        tag = self._call(lambda: self._session.gather(payload, keeps=keeps, whole=whole))
-        return Collection.guarded(self._monitor, lambda: self._session.collections[whole].take(tag))
+        tag = self._call(lambda: self._pump.session.gather(payload, keeps=keeps, whole=whole))
+        return Collection.guarded(
+            self._monitor, lambda: self._pump.session.collections[whole].take(tag)
+        )
 
     def barrier(self) -> None:
         """Wait until every worker of this worker's plane has called this; without hosts, every
@@ -397,46 +368,46 @@ class Client:
 
     def signal(self, kind: SignalKind) -> Signal:
         """Make all workers do `kind` after the iteration that the returned signal names. Rank 0."""
-        return self._call(lambda: self._session.signal(kind))
+        return self._call(lambda: self._pump.session.signal(kind))
 
     @property
     def signals(self) -> tuple[Signal, ...]:
         """The signals of rank 0 so far."""
         with self._monitor:
             self._monitor.check()
-            return tuple(self._session.signals.all)
+            return tuple(self._pump.session.signals.all)
 
     def await_signals(self, count: int) -> None:
         """Wait until this worker has received so many signals, which another one has."""
         self._monitor.wait_for(
-            lambda: True if len(self._session.signals.all) >= count else None,
+            lambda: True if len(self._pump.session.signals.all) >= count else None,
             "a signal of rank 0 did not come",
         )
 
     @property
     def rank(self) -> int:
         """This worker's rank."""
-        return self._session.rank
+        return self._pump.session.rank
 
     @property
     def host(self) -> int:
         """The number of this worker's host; its rank where `StoreSpec.hosts` is empty."""
-        return self._session.seat.host
+        return self._pump.session.seat.host
 
     @property
     def own_tables(self) -> tuple[int, ...]:
         """The tables of this worker's plane."""
-        return self._session.own_tables
+        return self._pump.session.own_tables
 
     @property
     def iterations(self) -> int:
         """This worker's clock."""
-        return self._session.clock
+        return self._pump.session.clock
 
     def statistics(self) -> ClientStatistics:
         """Return what has been sent and waited for so far."""
-        row_tables = [spec.name for spec in self._session.rows.specs]
-        return self._meter.statistics(self._session.clock, row_tables)
+        row_tables = [spec.name for spec in self._pump.session.rows.specs]
+        return self._pump.meter.statistics(self._pump.session.clock, row_tables)
 
     def close(self, *, leave: bool = True) -> None:
         """Leave the job, send what is queued, and disconnect; every wait ends with an error.
@@ -448,7 +419,7 @@ class Client:
             if self._monitor.closed:
                 return
             if leave and self._monitor.failure is None:
-                self._pump.add(self._session.leave())
+                self._pump.add(self._pump.session.leave())
             self._monitor.close()
         self._pump.close()
         self._shared_memory.close()
@@ -466,7 +437,7 @@ class Client:
         self._call(lambda: (None, call()))
 
     def _until_fresh(self, table: int, staleness: int | None) -> None:
-        session = self._session
+        session = self._pump.session
         name = session.store.tables[table].name
         self._do(lambda: session.ask(table, staleness))
         self._pump.hurry()
@@ -483,13 +454,10 @@ class Client:
         )
 
     def _offer_memory(self) -> list[Addressed]:
-        if self._offered:
+        if self._memory_for is None:
             return []
-        offers = self._shared_memory.offers(self._placement.of_shard)
+        chunks = zip(place(self._memory_for).chunks, self._memory_for.tables, strict=True)
+        plane = self._pump.session.seat.local_rank
+        own = Placement([row if table.plane == plane else () for row, table in chunks])
+        offers = self._shared_memory.offers(own.of_shard)
         return [Addressed(shard, offer) for shard, offer in offers.items()]
-
-
-def _own_chunks(store: StoreSpec, plane: int) -> Placement:
-    """Return the placement of a plane's tables."""
-    chunks = zip(place(store).chunks, store.tables, strict=True)
-    return Placement([row if table.plane == plane else () for row, table in chunks])

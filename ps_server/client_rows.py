@@ -11,10 +11,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from ps_server.monitor import Monitor
-from ps_server.protocol.messages import Array, RowIds
+from ps_server.protocol.messages import Addressed, Array, RowIds
 from ps_server.protocol.row_settings import RowTableSpec
-from ps_server.protocol.worker_rows import Sent, WorkerRows
-from ps_server.protocol.worker_session import Addressed
+from ps_server.protocol.worker_rows import WorkerRows
 from ps_server.row_rules import NO_ROWS
 
 T = TypeVar("T")
@@ -159,9 +158,5 @@ class ClientRows:
         with self._monitor:
             return self._rows().specs[table]
 
-    def _sending(self, call: Callable[[WorkerRows], tuple[T, Sent]]) -> T:
-        def under_monitor() -> tuple[T, list[Addressed]]:
-            result, sent = call(self._rows())
-            return result, [Addressed(*to) for to in sent]
-
-        return self._call(under_monitor)
+    def _sending(self, call: Callable[[WorkerRows], tuple[T, list[Addressed]]]) -> T:
+        return self._call(lambda: call(self._rows()))

@@ -1,39 +1,43 @@
-"""A collection: payloads of all workers, which one of them waits for."""
+"""What is on its way to a worker that will wait for it, such as the payloads of all workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ps_server.monitor import Monitor
 
+T = TypeVar("T")
 NOT_COMPLETE = "not every worker has contributed to a collection"
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """Payloads that are collected from all workers.
+@dataclass(frozen=True)
+class Coming(Generic[T]):
+    """Something on its way.
 
     Attributes:
-        poll: returns the payloads by rank once all are here, and None before.
-        result: waits for them.
+        poll: returns it once it is here, and None before.
+        result: waits for it.
     """
 
-    poll: Callable[[], tuple[bytes, ...] | None]
-    result: Callable[[], tuple[bytes, ...]]
+    poll: Callable[[], T | None]
+    result: Callable[[], T]
 
     @classmethod
-    def guarded(cls, monitor: Monitor, take: Callable[[], tuple[bytes, ...] | None]) -> Collection:
-        """Return a collection that other threads complete.
+    def guarded(
+        cls, monitor: Monitor, take: Callable[[], T | None], otherwise: str = NOT_COMPLETE
+    ) -> Coming[T]:
+        """Return what other threads complete.
 
         Args:
-            monitor: guards their state; what ends its waits ends those for the collection.
-            take: called under the monitor; hands out the payloads once they are all here, and only
-                once.
+            monitor: guards their state; what ends its waits ends those for this.
+            take: called under the monitor; hands it out once it is all here, and only once.
+            otherwise: the beginning of the sentence that is raised when it does not come in time.
         """
-        found: tuple[bytes, ...] | None = None
+        found: T | None = None
 
-        def poll() -> tuple[bytes, ...] | None:
+        def poll() -> T | None:
             nonlocal found
             with monitor:
                 found = take() if found is None else found
@@ -41,4 +45,8 @@ class Collection:
                     monitor.check()
                 return found
 
-        return cls(poll, lambda: monitor.wait_for(poll, NOT_COMPLETE))
+        return cls(poll, lambda: monitor.wait_for(poll, otherwise))
+
+
+Collection = Coming[tuple[bytes, ...]]
+"""Payloads that are collected from all workers, by rank."""

@@ -11,9 +11,9 @@ from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol.frames import decode
-from ps_server.protocol.messages import Leave, MemoryAnswer, Message, Push, Value
+from ps_server.protocol.messages import Addressed, Leave, MemoryAnswer, Message, Push, Value
 from ps_server.protocol.schedule import PACKET_BYTES, PACKET_IN_MEMORY_BYTES, Schedule
-from ps_server.protocol.worker_session import Addressed, Session
+from ps_server.protocol.worker_session import Session
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.trace import Tracer, Track, trace_message
 from ps_server.transport.base import ClientTransport
@@ -33,16 +33,14 @@ class Pump:
     the worker waits for a value; at most `POLL_S`.
 
     Attributes:
-        session: of the client; changed under the monitor.
+        session, meter: of the client; changed under the monitor.
 
     Args:
         session: of the client.
         transport: of the client; this closes it.
         shared_memory: in which large arrays reach shards of this host.
         monitor: of the client; it holds the session's and the queues' lock.
-        meter: counts what is sent and received.
         trace: records each message sent and received.
-        holds_back: whether the session holds changes back, and releases them as time goes by.
         clock: returns the seconds of a clock that is never set.
     """
 
@@ -52,21 +50,17 @@ class Pump:
         transport: ClientTransport,
         shared_memory: WorkerSharedMemory,
         monitor: Monitor,
-        meter: ClientMeter,
         trace: Tracer,
         *,
-        holds_back: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.session = session
         self._transport = transport
         self._shared_memory = shared_memory
         self._monitor = monitor
-        self._meter = meter
+        self.meter = ClientMeter(session.store, clock)
         self._trace = trace
-        self._holds_back = holds_back
         self._clock = clock
-        self._names = [table.name for table in session.store.tables]
         self.queues = [Schedule() for _ in range(session.store.shards)]
         self._waiting_bytes = 0
         """Of pushes that wait for others; from `PACKET_IN_MEMORY_BYTES` on all is sent."""
@@ -79,14 +73,13 @@ class Pump:
         """Start the thread."""
         self._thread.start()
 
-    def follow(self, session: Session, meter: ClientMeter) -> None:
+    def follow(self, session: Session) -> None:
         """Hand what arrives to a session of another store, and count its tables.
 
         The caller holds the monitor.
         """
         self.session = session
-        self._meter = meter
-        self._names = [table.name for table in session.store.tables]
+        self.meter = ClientMeter(session.store, self._clock)
 
     def add(self, outgoing: Sequence[Addressed]) -> bool:
         """Queue messages. The caller holds the monitor, and calls `wake` after it where this
@@ -154,7 +147,7 @@ class Pump:
         """Queue what the budget allows of the changes that are held back; returns the seconds
         until it allows more.
         """
-        if not self._holds_back:
+        if self.session.log is None:
             return POLL_S
         with self._monitor:
             self.add(self.session.release(self._clock()))
@@ -202,7 +195,7 @@ class Pump:
                 queue.put_back(packet)
             return False
         for message, frames in parts:
-            self._meter.sent(message, frames)
+            self.meter.sent(message, frames)
             self._record(Track.SEND, shard, message, began_ns)
         return True
 
@@ -214,7 +207,7 @@ class Pump:
             began_ns = self._trace.now()
             received = decode(self._shared_memory.receive(shard, frames))
             for message, parts in received:
-                self._meter.received(message, parts)
+                self.meter.received(message, parts)
                 if isinstance(message, Value):
                     self.session.values.land(shard, message)
             with self._monitor:
@@ -230,4 +223,4 @@ class Pump:
                 self._record(Track.RECEIVE, shard, message, began_ns)
 
     def _record(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
-        trace_message(self._trace, track, message, self._names, began_ns, shard=shard)
+        trace_message(self._trace, track, message, self.session.store.tables, began_ns, shard=shard)

@@ -13,7 +13,7 @@ from ps_server.meters import ServerMeter
 from ps_server.protocol.fields import Buffer
 from ps_server.protocol.frames import decode
 from ps_server.protocol.members import Outgoing
-from ps_server.protocol.messages import Create, MemoryOffer, Message, ToWorker
+from ps_server.protocol.messages import MemoryOffer, Message, ToWorker
 from ps_server.protocol.schedule import PACKET_BYTES, PACKET_IN_MEMORY_BYTES, Schedule
 from ps_server.protocol.shard import Shard
 from ps_server.shared_memory import ShardSharedMemory
@@ -51,7 +51,6 @@ class Server:
         self.shard = shard
         self._transport = transport
         self._trace = trace
-        self._names: tuple[str, ...] = ()
         self._meter = ServerMeter()
         self._clock = clock
         self._queues: dict[bytes, Schedule] = {}
@@ -168,13 +167,12 @@ class Server:
         answered = False
         for message, parts in received:
             self._meter.received(parts)
-            if isinstance(message, Create):
-                self._names = tuple(table.name for table in message.store.tables)
-            trace_message(self._trace, Track.RECEIVE, message, self._names, began_ns)
+            tables = self.shard.present.store.tables
+            trace_message(self._trace, Track.RECEIVE, message, tables, began_ns)
             began_ns, updates = self._trace.now(), self.shard.counts.updates
             answered |= self._add(self._outgoing(peer, message))
             track = Track.SUM if self.shard.counts.updates == updates else Track.APPLY
-            trace_message(self._trace, track, message, self._names, began_ns)
+            trace_message(self._trace, track, message, tables, began_ns)
             began_ns = self._trace.now()
         return answered
 
@@ -223,7 +221,8 @@ class Server:
             return False
         for message, frames in parts:
             self._meter.sent(frames)
-            trace_message(self._trace, Track.SEND, message, self._names, began_ns)
+            tables = self.shard.present.store.tables
+            trace_message(self._trace, Track.SEND, message, tables, began_ns)
         return True
 
     def _send_in_memory(self, peer: bytes, frames: Frames) -> bool:

@@ -27,7 +27,8 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+
+from ps_server.protocol.settings import TableSpec
 
 WRITE_EVERY_S = 1.0
 MOST_WAITING = 200_000
@@ -61,11 +62,12 @@ class Track(Enum):
     """What the GPU computes, by its events."""
 
 
-class Tracer(Protocol):
-    """Records what happens. Any thread may call it."""
+class Tracer:
+    """Records what happens; this one, of a job that is not traced, nothing. Any thread may call it."""
 
     def now(self) -> int:
         """Return the time in nanoseconds, for `span` later."""
+        return 0
 
     def span(
         self,
@@ -86,32 +88,22 @@ class Tracer(Protocol):
             ended_ns: `now` at its end; this moment when not given.
             facts: shown when the span is selected.
         """
-        return
 
     def count(self, name: str, **values: int | float) -> None:
         """Record that a counter has these values from now on."""
-        return
 
     def close(self) -> None:
         """Write what is left. Safe to call twice."""
-        return
 
 
-class NoTrace(Tracer):
-    """The `Tracer` of a job that is not traced: does nothing."""
-
-    def now(self) -> int:
-        return 0
-
-
-NO_TRACE = NoTrace()
+NO_TRACE = Tracer()
 
 _Span = tuple[Track, str, str, int, int, dict[str, "int | float | str"]]
 _Count = tuple[str, int, dict[str, "int | float"]]
 
 
-class Trace:
-    """See `Tracer`.
+class Trace(Tracer):
+    """A `Tracer` that writes a file.
 
     Args:
         path: the file; replaced.
@@ -223,7 +215,12 @@ class Trace:
 
 
 def trace_message(
-    trace: Tracer, track: Track, message: object, tables: Sequence[str], began_ns: int, **facts: int
+    trace: Tracer,
+    track: Track,
+    message: object,
+    tables: Sequence[TableSpec],
+    began_ns: int,
+    **facts: int,
 ) -> None:
     """Record that a message was sent, received or acted upon, from `began_ns` until now.
 
@@ -231,7 +228,7 @@ def trace_message(
         trace: records it.
         track: which of the three.
         message: named by its table, or by its type where it has none.
-        tables: the tables' names, by id; empty while they are not known.
+        tables: by id; none while they are not known.
         began_ns: `now` at the beginning.
         facts: shown when the span is selected.
     """
@@ -244,7 +241,7 @@ def trace_message(
             facts[fact] = value
     if (array := getattr(message, "array", None)) is not None:
         facts["bytes"] = array.nbytes
-    name = tables[table] if known and table is not None else type(message).__name__
+    name = tables[table].name if known and table is not None else type(message).__name__
     trace.span(track, track.name.lower(), name, began_ns, **facts)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -437,6 +438,13 @@ ToWorker = (
     | KeptRows
 )
 Message = ToShard | ToWorker
+
+
+class Addressed(NamedTuple):
+    """A message for one shard."""
+
+    shard: int
+    message: ToShard
 
 
 def frame_bytes(message: Message) -> list[int]:

@@ -70,7 +70,7 @@ class WorkerNorm:
         passes_on = self._seat.local_rank in self._planes and self._rank != 0 and shard == 0
         return passes_on and now - 1 <= clock <= now and clock not in self._totals
 
-    def add_outside(self, clock: int, squares: Sequence[float]) -> list[tuple[int, m.ToShard]]:
+    def add_outside(self, clock: int, squares: Sequence[float]) -> list[m.Addressed]:
         """Add numbers whose sum is the sum of squares of the gradients outside the store that this
         worker's plane applies.
 
@@ -85,14 +85,14 @@ class WorkerNorm:
                 f"{sorted(self._planes)} (outside_norm)"
             )
         norm = m.OutsideNorm(self._seat.local_rank, clock, tuple(squares))
-        return self.put_outside(norm) if self._rank == 0 else [(0, norm)]
+        return self.put_outside(norm) if self._rank == 0 else [m.Addressed(0, norm)]
 
-    def put_outside(self, norm: m.OutsideNorm) -> list[tuple[int, m.ToShard]]:
+    def put_outside(self, norm: m.OutsideNorm) -> list[m.Addressed]:
         """Take a plane's part on rank 0. Return what to send to which shard."""
         self._outside.setdefault(norm.clock, {})[norm.plane] = norm.sums
         return self._complete(norm.clock)
 
-    def add_partial(self, shard: int, part: m.PartialNorm) -> list[tuple[int, m.ToShard]]:
+    def add_partial(self, shard: int, part: m.PartialNorm) -> list[m.Addressed]:
         """Take a shard's part. Return what to send to which shard."""
         self._partial.setdefault(part.clock, {})[shard] = part.sums
         return self._complete(part.clock)
@@ -107,7 +107,7 @@ class WorkerNorm:
         """
         return self._totals.pop(clock, None)
 
-    def _complete(self, clock: int) -> list[tuple[int, m.ToShard]]:
+    def _complete(self, clock: int) -> list[m.Addressed]:
         parts, outside = self._partial.get(clock, {}), self._outside.get(clock, {})
         if parts.keys() != self._shards or outside.keys() != self._planes:
             return []
@@ -119,7 +119,7 @@ class WorkerNorm:
         if self._planes:
             self._totals[clock] = total
             receivers.add(0)
-        return [(shard, m.TotalNorm(clock, total)) for shard in sorted(receivers)]
+        return [m.Addressed(shard, m.TotalNorm(clock, total)) for shard in sorted(receivers)]
 
 
 class OutsideNorms:

@@ -140,15 +140,15 @@ class WorkerRounds:
         """Set what is sent of the part that ends next."""
         self._described = part
 
-    def end(self) -> list[tuple[int, m.ToShard]]:
+    def end(self) -> list[m.Addressed]:
         """Send that all of this worker's part has been pushed."""
         part = self._described
         if part is None:
             raise LocalProtocolError("a worker's part of a round ends without its weight")
         self._lacking = set(self._others)
-        return [(shard, part) for shard in self._others or (0,)]
+        return [m.Addressed(shard, part) for shard in self._others or (0,)]
 
-    def taken(self, shard: int) -> list[tuple[int, m.ToShard]]:
+    def taken(self, shard: int) -> list[m.Addressed]:
         """Note that a shard has all of the part.
 
         Raises:
@@ -157,13 +157,13 @@ class WorkerRounds:
         if shard not in self._lacking or self._described is None:
             raise RemoteProtocolError(f"shard {shard} takes a part that was not sent")
         self._lacking.discard(shard)
-        return [] if self._lacking else [(0, self._described)]
+        return [] if self._lacking else [m.Addressed(0, self._described)]
 
-    def receive(self, decided: m.Round) -> list[tuple[int, m.ToShard]]:
+    def receive(self, decided: m.Round) -> list[m.Addressed]:
         """Take the decision of shard 0, and pass it on."""
         if self._rank in decided.workers:
             self._ended, self._described = decided, None
-        return [(shard, decided) for shard in self._others]
+        return [m.Addressed(shard, decided) for shard in self._others]
 
     def await_part(self, awaited: m.Awaited) -> None:
         """Note that a round waits for this worker."""

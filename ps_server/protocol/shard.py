@@ -156,7 +156,7 @@ class Shard:
         self._of_group: dict[int, ShardCollections] = {}
         """The other collections of each worker: of those with its local rank."""
         self._rows = ShardRows(index, workers)
-        self._open = OpenStore(StoreSpec(workers=workers, shards=index + 1, tables=()), index)
+        self.present = OpenStore(StoreSpec(workers=workers, shards=index + 1, tables=()), index)
         """The present store; at first one that nobody has created."""
         self._generation = 0  # of it: counts how often workers have created one together
         self._created = [0] * workers  # times each rank has created a store
@@ -182,7 +182,7 @@ class Shard:
         """Bytes of all values and histories. Any thread may read it."""
         return self._rows.memory_bytes + sum(
             4 * cell.chunk.size * (1 + len(cell.history))
-            for cell in list(self._open.cells.values())
+            for cell in list(self.present.cells.values())
         )
 
     def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
@@ -223,10 +223,10 @@ class Shard:
             raise RemoteProtocolError(
                 f"worker {rank} expects {store.shards} shards; this is shard {self.index}"
             )
-        if self._generation and store.hosts != self._open.store.hosts:
+        if self._generation and store.hosts != self.present.store.hosts:
             raise RemoteProtocolError(
                 f"worker {rank} has hosts {store.hosts}; the first worker has "
-                f"{self._open.store.hosts}"
+                f"{self.present.store.hosts}"
             )
         generation = self._created[rank] + 1
         if generation < self._generation:
@@ -235,17 +235,17 @@ class Shard:
             return  # of the previous store: this worker's next `Create` follows
         if generation > self._generation:
             self._follow(rank, store)
-        elif store != self._open.store:
-            raise RemoteProtocolError(f"worker {rank} {self._open.store.difference(store)}")
-        self._open.agreed.add(rank)
+        elif store != self.present.store:
+            raise RemoteProtocolError(f"worker {rank} {self.present.store.difference(store)}")
+        self.present.agreed.add(rank)
         self._created[rank] = generation
         yield from self._welcome(rank)
-        for message in self._open.early.pop(rank, ()):
+        for message in self.present.early.pop(rank, ()):
             yield self.members.to(rank, message)
 
     def _follow(self, rank: int, store: StoreSpec) -> None:
         """Let a store follow the present one, when the first worker creates it."""
-        if not self._open.may_be_followed:
+        if not self.present.may_be_followed:
             raise RemoteProtocolError(
                 f"worker {rank} creates the store a second time, and it is in use"
             )
@@ -253,7 +253,7 @@ class Shard:
             for local in range(max(store.hosts, default=1)):
                 members = store.members(local)
                 self._of_group.update(dict.fromkeys(members, ShardCollections(members)))
-        self._open = OpenStore(store, self.index)
+        self.present = OpenStore(store, self.index)
         self._generation += 1
 
     def _welcome(self, rank: int) -> Iterator[Outgoing]:
@@ -273,7 +273,7 @@ class Shard:
         """Send the first values, once all workers have agreed on the store and all values have
         come.
         """
-        present = self._open
+        present = self.present
         ready = len(present.agreed) == self.members.workers and all(
             cell.value is not None for cell in present.cells.values()
         )
@@ -285,7 +285,7 @@ class Shard:
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
         cell = self._own_cell(rank, push.table, push.chunk)
-        if not self._open.begun:
+        if not self.present.begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
         cell.check_push(rank, push)
         if cell.adds_changes:
@@ -296,34 +296,34 @@ class Shard:
             yield from self._complete(cell)
 
     def _complete(self, cell: Cell) -> Iterator[Outgoing]:
-        if self._open.store.clip is None or not cell.spec.follows_gradients:
+        if self.present.store.clip is None or not cell.spec.follows_gradients:
             yield from self._apply(cell, 1.0, cell.workers)
             return
-        cells = [other for other in self._open.cells.values() if other.spec.follows_gradients]
+        cells = [other for other in self.present.cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
             sums = exact_sum(part for other in cells for part in other.squares())
             yield self.members.to(0, m.PartialNorm(cell.clock, sums))
 
     def _outside_norm(self, rank: int, norm: m.OutsideNorm) -> Iterator[Outgoing]:
-        seat = self._open.store.seat(rank)
+        seat = self.present.store.seat(rank)
         if self.index != 0 or rank == 0 or seat.host != 0 or seat.local_rank != norm.plane:
             raise RemoteProtocolError(
                 f"worker {rank} adds to the norm for plane {norm.plane}; only workers of host 0 "
                 "may, for their own planes, on shard 0"
             )
-        self._open.outside.add(norm)
+        self.present.outside.add(norm)
         yield from self._pass_on([0], norm)
 
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
-        store = self._open.store
-        cells = [cell for cell in self._open.cells.values() if cell.spec.follows_gradients]
+        store = self.present.store
+        cells = [cell for cell in self.present.cells.values() if cell.spec.follows_gradients]
         if rank != 0 or not all(cell.complete and cell.clock == norm.clock for cell in cells):
             raise RemoteProtocolError(
                 f"a norm of iteration {norm.clock} is not awaited from worker {rank}"
             )
         passes_on = bool(store.outside_norm) and self.index == 0
         if passes_on:
-            self._open.outside.end(norm.clock)
+            self.present.outside.end(norm.clock)
         factor = clip_factor(norm.total, store.clip)
         for cell in cells:
             yield from self._apply(cell, factor, cell.workers)
@@ -333,7 +333,7 @@ class Shard:
                 yield from self._pass_on(others, norm)
 
     def _apply(self, cell: Cell, factor: float, ranks: Iterable[int]) -> Iterator[Outgoing]:
-        store = self._open.store
+        store = self.present.store
         if cell.clock == store.start_clock:  # all workers have offered their memory
             peers = [self.members.peers[rank] for rank in cell.workers]
             cell.share_value(lambda size: self.allocate(size, peers))
@@ -354,7 +354,7 @@ class Shard:
 
     def _part(self, rank: int, part: m.Part) -> Iterator[Outgoing]:
         rounds = self._known_rounds(rank)
-        for cell in self._open.cells.values():
+        for cell in self.present.cells.values():
             if cell.parts is not None and cell.has_pushes and rank not in cell.parts:
                 raise RemoteProtocolError(
                     f"worker {rank} ends its part of a round without its push of {cell.name}"
@@ -372,7 +372,7 @@ class Shard:
             cell.parts is not None
             and cell.has_pushes
             and not cell.parts.keys() >= {*decided.workers}
-            for cell in self._open.cells.values()
+            for cell in self.present.cells.values()
         )
         if decided.clock == rounds.clock and lacking:
             raise RemoteProtocolError(
@@ -382,9 +382,9 @@ class Shard:
             yield from self._end_round(decided)
 
     def _known_rounds(self, rank: int) -> ShardRounds:
-        if self._open.rounds is None:
+        if self.present.rounds is None:
             raise RemoteProtocolError(f"worker {rank} ends a round, and all workers end each")
-        return self._open.rounds
+        return self.present.rounds
 
     def advance(self, now_s: float) -> list[Outgoing]:
         """End the round of a quorum if it may end now, or say whom it waits for. Return the messages to send, in order.
@@ -394,7 +394,7 @@ class Shard:
         Args:
             now_s: the seconds of a clock that is never set.
         """
-        rounds = self._open.rounds
+        rounds = self.present.rounds
         if rounds is None:
             return []
         decided = rounds.decide(now_s)
@@ -406,11 +406,11 @@ class Shard:
         """Return the seconds until `advance` ends a round, if no message comes; None: it does
         not.
         """
-        return None if self._open.rounds is None else self._open.rounds.wait_s(now_s)
+        return None if self.present.rounds is None else self.present.rounds.wait_s(now_s)
 
     def _end_round(self, decided: m.Round) -> Iterator[Outgoing]:
         shares = weights_of(decided)
-        for cell in self._open.cells.values():
+        for cell in self.present.cells.values():
             if not cell.has_pushes:
                 continue
             cell.end_round(shares)
@@ -425,7 +425,7 @@ class Shard:
         self.counts.updates += 1
         cell.stale.update(worker for worker in cell.workers if worker != rank)
         cell.eager.add(rank)
-        if self._open.store.consistency is not Consistency.SSP:
+        if self.present.store.consistency is not Consistency.SSP:
             ready = cell.stale & cell.eager
             cell.eager -= ready
             yield from self._send_changes(cell, ready)
@@ -436,7 +436,7 @@ class Shard:
             yield from self._send_value(cell, cell.clock, sorted(workers))
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
-        store = self._open.store
+        store = self.present.store
         plane = store.seat(rank).local_rank
         if plane >= store.planes:
             raise RemoteProtocolError(
@@ -444,14 +444,14 @@ class Shard:
             )
         # pushes may come before the clock that they belong to
         early = store.consistency is Consistency.SSP_AGGR
-        cells = [c for c in self._open.cells.values() if c.adds_changes and c.spec.plane == plane]
+        cells = [c for c in self.present.cells.values() if c.adds_changes and c.spec.plane == plane]
         for cell in cells:
             own = cell.own[rank]
             if own < tick.clock or (own > tick.clock and not early):
                 raise RemoteProtocolError(
                     f"worker {rank} ends iteration {tick.clock} without its push of {cell.name}"
                 )
-        clock = self._open.clocks[plane]
+        clock = self.present.clocks[plane]
         if not clock.tick(rank, tick.clock):
             return
         slowest = clock.slowest
@@ -470,7 +470,7 @@ class Shard:
         if any(waiting == rank for waiting, _ in cell.waiting):
             raise RemoteProtocolError(f"worker {rank} already waits for {cell.name}")
         cell.waiting.append((rank, get.clock))
-        if self._open.begun:
+        if self.present.begun:
             yield from self._answer_waiting(cell, cell.clock)
 
     def _answer_waiting(self, cell: Cell, clock: int) -> Iterator[Outgoing]:
@@ -525,7 +525,7 @@ class Shard:
             if self._created[rank] == self._generation:
                 yield self.members.to(rank, message)
             else:
-                self._open.early.setdefault(rank, []).append(message)
+                self.present.early.setdefault(rank, []).append(message)
 
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
         left = self.members.left
@@ -541,7 +541,7 @@ class Shard:
         """
         gone = self.members.missing_for(rank, self._is_behind)
         if gone is not None:
-            iterations = max((c.own.get(gone, 0) for c in self._open.cells.values()), default=0)
+            iterations = max((c.own.get(gone, 0) for c in self.present.cells.values()), default=0)
             yield self.members.to(rank, m.Gone(gone, iterations))
 
     def _is_behind(self, rank: int, other: int) -> bool:
@@ -549,7 +549,7 @@ class Shard:
             self._collections.behind(rank, other)
             or self._of_group[rank].behind(rank, other)
             or self._rows.behind(rank, other)
-            or any(cell.is_behind(rank, other) for cell in self._open.cells.values())
+            or any(cell.is_behind(rank, other) for cell in self.present.cells.values())
         )
 
     def _of_rows(self, rank: int, message: m.Message) -> Iterator[Outgoing]:
@@ -557,7 +557,7 @@ class Shard:
             yield self.members.to(worker, answer)
 
     def _cell(self, table: int, chunk: int) -> Cell:
-        cell = self._open.cells.get((table, chunk))
+        cell = self.present.cells.get((table, chunk))
         if cell is None:
             raise RemoteProtocolError(
                 f"chunk {chunk} of table {table} is not on shard {self.index}"

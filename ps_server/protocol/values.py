@@ -139,7 +139,7 @@ class WorkerValues:
             for table, row in enumerate(chunks)
         )
         """The copies of the chunks of each table; none of a table of another plane."""
-        self._chunks = chunks
+        self.chunks = chunks
         self._adding = [
             [
                 copy
@@ -268,7 +268,7 @@ class WorkerValues:
         its values.
         """
         clock = next((copy.clock for copy in self.copies[table]), None)
-        asked = AskedHistory(self._chunks[table], arrays, clock)
+        asked = AskedHistory(self.chunks[table], arrays, clock)
         if asked.arrays is None:
             self._asked[table].append(asked)
         return asked
@@ -329,7 +329,7 @@ class WorkerValues:
         return ChunkRows.of(chunk, spec.row_elements) if self._store.packs_rows(spec) else None
 
     def _check_place(self, shard: int, table: int, chunk: int) -> None:
-        row = self._chunks[table] if table < len(self._chunks) else ()
+        row = self.chunks[table] if table < len(self.chunks) else ()
         if chunk >= len(row) or row[chunk].shard != shard:
             raise RemoteProtocolError(
                 f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"

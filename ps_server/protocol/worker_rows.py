@@ -26,7 +26,7 @@ from ps_server.protocol.row_settings import MAX_ROW_TABLES, RowTableSpec
 
 Cut = list[NDArray[np.intp]]
 """For each shard the places of its rows in an array of rows."""
-Sent = list[tuple[int, m.ToShard]]
+Sent = list[m.Addressed]
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class WorkerRows:
         table = len(self._tables)
         self._tables.append(_Table(spec))
         create = m.CreateRows(table, self.shards, spec)
-        return table, [(shard, create) for shard in range(self.shards)]
+        return table, [m.Addressed(shard, create) for shard in range(self.shards)]
 
     def push(self, table: int, rows_N: m.RowIds, gradient_Nd: m.Array, rate: float) -> Sent:
         """End an iteration of a table: push the gradients of its rows.
@@ -95,8 +95,10 @@ class WorkerRows:
                 f"table '{own.spec.name}' is pushed in iteration {own.clock} before its rows were "
                 "requested"
             )
-        sent: Sent = [
-            (shard, m.PushRows(table, own.clock, rate, rows_N[at], gradient_Nd[at].reshape(-1)))
+        sent = [
+            m.Addressed(
+                shard, m.PushRows(table, own.clock, rate, rows_N[at], gradient_Nd[at].reshape(-1))
+            )
             for shard, at in enumerate(self._cut(rows_N))
         ]
         own.clock += 1
@@ -131,7 +133,8 @@ class WorkerRows:
             set(range(self.shards)),
         )
         return number, [
-            (shard, m.GetRows(table, number, needed, rows_N[at])) for shard, at in enumerate(cut)
+            m.Addressed(shard, m.GetRows(table, number, needed, rows_N[at]))
+            for shard, at in enumerate(cut)
         ]
 
     def take(self, number: int) -> m.Array | None:
@@ -150,7 +153,7 @@ class WorkerRows:
     def read(self, table: int, shard: int, first: int, count: int) -> Sent:
         """Ask a shard for changed rows; see `ReadRows`. One question a table and shard at a time."""
         self._tables[table].asked.add(shard)
-        return [(shard, m.ReadRows(table, first, count))]
+        return [m.Addressed(shard, m.ReadRows(table, first, count))]
 
     def take_kept(self, table: int, shard: int) -> m.KeptRows | None:
         """Return the answer of a shard to `read`, once; None before it has come."""
@@ -169,7 +172,9 @@ class WorkerRows:
         spec = self._tables[table].spec
         self._check(spec, rows_N, arrays, spec.widths)
         return [
-            (shard, m.KeptRows(table, clock, rows_N[at], [a[at].reshape(-1) for a in arrays]))
+            m.Addressed(
+                shard, m.KeptRows(table, clock, rows_N[at], [a[at].reshape(-1) for a in arrays])
+            )
             for shard, at in enumerate(self._cut(rows_N))
         ]
 
@@ -178,18 +183,12 @@ class WorkerRows:
         self._tables[table].clock = clock
         self._tables[table].requested = -1
 
-    def receive(self, shard: int, message: m.Rows | m.KeptRows) -> None:
-        """Take an answer of a shard.
+    def receive_rows(self, shard: int, rows: m.Rows) -> None:
+        """Take a shard's part of a request.
 
         Raises:
             RemoteProtocolError: it is not one that the shard may give now.
         """
-        if isinstance(message, m.Rows):
-            self._receive_rows(shard, message)
-        else:
-            self._receive_kept(shard, message)
-
-    def _receive_rows(self, shard: int, rows: m.Rows) -> None:
         request = self._requests.get(rows.number)
         if request is None or rows.row_table != request.row_table or shard not in request.missing:
             raise RemoteProtocolError(f"shard {shard} sent rows that were not requested")
@@ -204,7 +203,8 @@ class WorkerRows:
         if request.forgotten and not request.missing:
             del self._requests[rows.number]
 
-    def _receive_kept(self, shard: int, kept: m.KeptRows) -> None:
+    def receive_kept(self, shard: int, kept: m.KeptRows) -> None:
+        """Take a shard's answer to `read`; raises as `receive_rows`."""
         own = self._tables[kept.row_table] if kept.row_table < len(self._tables) else None
         if own is None or shard not in own.asked:
             raise RemoteProtocolError(f"shard {shard} sent rows that were not asked for")

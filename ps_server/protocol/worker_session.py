@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,14 +48,6 @@ from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSp
 from ps_server.protocol.values import ChunkCopy, Held, WorkerValues, check_array, feedback_for
 from ps_server.protocol.worker_rows import WorkerRows
 from ps_server.rules import history_count
-
-
-class Addressed(NamedTuple):
-    """A message for one shard."""
-
-    shard: int
-    message: m.ToShard
-
 
 Parts = tuple[m.Payload, ...]
 """What is pushed to each chunk of a table."""
@@ -113,11 +104,9 @@ class Session:
         }
         """Among all workers, and among those with this worker's local rank."""
         self.rows = WorkerRows(store.shards)
-        self._token = token
-        self._log = log if store.consistency is Consistency.SSP_AGGR else None
+        self.log = log if store.consistency is Consistency.SSP_AGGR else None
         self._sent_clock = store.start_clock
-        self._placement = place(store)
-        self.values = WorkerValues(store, self._placement.chunks, self.own_tables, self._log)
+        self.values = WorkerValues(store, place(store).chunks, self.own_tables, self.log)
         host, own = self.seat.host, frozenset(self.own_tables)
         self._feedback = [
             feedback_for(store, spec, row, host) if table in own else []
@@ -126,10 +115,11 @@ class Session:
         self._encoded = [0] * len(store.tables)  # pushes so far that were encoded or rounded
         self._nodes = [store.nodes(table, host) for table in store.tables]
         self.rounds = WorkerRounds(rank, store.shards) if store.quorum else None
-        self._joins = True  # whether `start` sends a `Hello`
-        self.stays_on: set[int] = set()
-        """Shards that have not answered the `Leave` of this session."""
-        self._started = self._left = False
+        self._hello: m.Hello | None = m.Hello(rank, token)
+        """What `start` sends first; None: the shards know this worker."""
+        self.stays_on: set[int] | None = None
+        """Shards that have not answered the `Leave` of this session; None: it has not left."""
+        self._started = False
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
         self.norm = WorkerNorm(
             rank, self.seat, bulk, outside=store.outside_norm, clock=store.start_clock
@@ -137,8 +127,8 @@ class Session:
         copies = (copy for copy, spec in self._own_copies() if spec.adds_changes)
         self._clocked = sorted({copy.chunk.shard for copy in copies})
 
-    def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
-        return list(zip(self._placement.chunks, self.store.tables, strict=True))
+    def _rows(self) -> list[tuple[Sequence[Chunk], TableSpec]]:
+        return list(zip(self.values.chunks, self.store.tables, strict=True))
 
     def _own_copies(self) -> Iterator[tuple[ChunkCopy, TableSpec]]:
         for table in self.own_tables:
@@ -159,7 +149,7 @@ class Session:
             )
         return spec
 
-    def start(self, initial: InitialValue) -> list[Addressed]:
+    def start(self, initial: InitialValue) -> list[m.Addressed]:
         """Join every shard and agree on the store; workers of host 0 send the first values of
         their tables.
 
@@ -167,18 +157,18 @@ class Session:
             initial: returns a table's first value, and its history when a run is resumed; called on
                 host 0.
         """
-        outgoing: list[Addressed] = []
+        outgoing: list[m.Addressed] = []
         self._started = True
         for shard in range(self.store.shards):
-            if self._joins:
-                outgoing.append(Addressed(shard, m.Hello(self.rank, self._token)))
-            outgoing.append(Addressed(shard, m.Create(self.store)))
+            if self._hello is not None:
+                outgoing.append(m.Addressed(shard, self._hello))
+            outgoing.append(m.Addressed(shard, m.Create(self.store)))
         if self.seat.host == 0:
             for table in self.own_tables:
                 arrays = self._checked_initial(table, initial(table))
-                for chunk in self._placement.chunks[table]:
+                for chunk in self.values.chunks[table]:
                     parts = [array[chunk.start : chunk.stop] for array in arrays]
-                    outgoing.append(Addressed(chunk.shard, m.Initial(table, chunk.index, parts)))
+                    outgoing.append(m.Addressed(chunk.shard, m.Initial(table, chunk.index, parts)))
         return outgoing
 
     def renewed(self, start_clock: int) -> Session:
@@ -209,8 +199,8 @@ class Session:
         return self._followed_by(store, table_clocks=False)
 
     def _followed_by(self, store: StoreSpec, table_clocks: bool) -> Session:
-        session = Session(self.rank, store, self._token, log=self._log, table_clocks=table_clocks)
-        session._joins = False
+        session = Session(self.rank, store, log=self.log, table_clocks=table_clocks)
+        session._hello = None
         session.collections = {
             whole: collections.renewed() for whole, collections in self.collections.items()
         }
@@ -259,7 +249,7 @@ class Session:
         if self.store.packs_rows(spec):
             return tuple(
                 _without_zeros(exact[chunk.start : chunk.stop], chunk, spec.row_elements)
-                for chunk in self._placement.chunks[table]
+                for chunk in self.values.chunks[table]
             )
         if not self._feedback[table]:
             return exact
@@ -273,7 +263,7 @@ class Session:
         feedback = next(iter(self._feedback[table]), None)
         return feedback.bounds if isinstance(feedback, Compressor) else None
 
-    def push(self, table: int, array: m.Payload | Parts, rate: float) -> list[Addressed]:
+    def push(self, table: int, array: m.Payload | Parts, rate: float) -> list[m.Addressed]:
         """Send the result of `on_the_wire` for this iteration's gradient or change of a table:
         once for each of its host's nodes, from left to right.
 
@@ -298,20 +288,20 @@ class Session:
             copy.nodes = (copy.nodes + 1) % nodes
             complete = int(copy.nodes == 0)
             copy.pushed += complete
-            if self._log is not None and spec.adds_changes:
-                self._log.add((table, chunk.index), clock, np.asarray(part, np.float32))
+            if self.log is not None and spec.adds_changes:
+                self.log.add((table, chunk.index), clock, np.asarray(part, np.float32))
             else:
                 copy.sent += complete
                 copy.held.append(Held(part, complete))
                 outgoing.append(
-                    Addressed(chunk.shard, m.Push(table, chunk.index, clock, rate, part))
+                    m.Addressed(chunk.shard, m.Push(table, chunk.index, clock, rate, part))
                 )
         return outgoing
 
     def _cut(self, table: int, array: m.Payload) -> Parts:
         spec, bounds = self.store.tables[table], self._encoded_bounds(table)
         if not array.size and spec.may_skip:
-            return tuple(array for _ in self._placement.chunks[table])
+            return tuple(array for _ in self.values.chunks[table])
         if bounds is not None:
             if array.shape != (bounds[-1],) or array.dtype != np.uint8:
                 raise LocalProtocolError(
@@ -320,56 +310,56 @@ class Session:
                 )
             return tuple(array[start:stop] for start, stop in pairwise(bounds))
         check_array(spec, array, of_pushes(self.store, spec))
-        return tuple(array[c.start : c.stop] for c in self._placement.chunks[table])
+        return tuple(array[c.start : c.stop] for c in self.values.chunks[table])
 
-    def skip(self, table: int) -> list[Addressed]:
+    def skip(self, table: int) -> list[m.Addressed]:
         """Skip the iteration of a table: see `push`."""
         nothing = np.zeros(0, np.float32)
         return [sent for _ in self._nodes[table] for sent in self.push(table, nothing, 0.0)]
 
-    def release(self, now_s: float) -> list[Addressed]:
+    def release(self, now_s: float) -> list[m.Addressed]:
         """Send the changes that are held back, as far as the budget allows."""
-        if self._log is None:
+        if self.log is None:
             return []
-        outgoing = [self._send_held(key) for key in self._log.affordable(now_s)]
+        outgoing = [self._send_held(key) for key in self.log.affordable(now_s)]
         return [*outgoing, *self._send_clock()] if outgoing else []
 
     def release_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `release` has something to send; None when nothing is held
         back.
         """
-        return None if self._log is None else self._log.wait_s(now_s)
+        return None if self.log is None else self.log.wait_s(now_s)
 
-    def _send_held(self, key: tuple[int, int]) -> Addressed:
-        assert self._log is not None
-        first, count, array = self._log.take(key)
+    def _send_held(self, key: tuple[int, int]) -> m.Addressed:
+        assert self.log is not None
+        first, count, array = self.log.take(key)
         copy = self.values.copies[key[0]][key[1]]
         copy.held.append(Held(array, count))
         copy.sent = first + count
-        return Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
+        return m.Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
 
-    def _send_due(self, before: Callable[[TableSpec], int]) -> list[Addressed]:
+    def _send_due(self, before: Callable[[TableSpec], int]) -> list[m.Addressed]:
         """Send what is held back of iterations before `before(table)`, and the clock that this
         reaches.
         """
-        if self._log is None:
+        if self.log is None:
             return []
         due = [
             key
             for table, spec in enumerate(self.store.tables)
-            for key in self._log.due(table, before(spec))
+            for key in self.log.due(table, before(spec))
         ]
         return [*(self._send_held(key) for key in due), *self._send_clock()]
 
-    def _send_clock(self) -> list[Addressed]:
+    def _send_clock(self) -> list[m.Addressed]:
         """Send the shards the number of iterations whose changes have all been sent."""
         sent = [copy.sent for copy, spec in self._own_copies() if spec.adds_changes]
         reached = min([self.clock, *sent])
         clocks = range(self._sent_clock + 1, reached + 1)
         self._sent_clock = max(self._sent_clock, reached)
-        return [Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
+        return [m.Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
 
-    def tick(self) -> list[Addressed]:
+    def tick(self) -> list[m.Addressed]:
         """Finish an iteration.
 
         Every table of this plane must have been pushed, unless each has a clock of its own.
@@ -382,8 +372,8 @@ class Session:
                 )
         self.clock += 1
         if self.rounds is not None:
-            return [Addressed(*to) for to in self.rounds.end()]
-        if self._log is None:
+            return self.rounds.end()
+        if self.log is None:
             return self._send_clock()
         # A worker with as many finished iterations as this one does not wait for what is held back.
         return self._send_due(lambda table: needed_clock(self.clock + 1, table.staleness))
@@ -416,7 +406,7 @@ class Session:
             copy.own = copy.sent = copy.pushed = clock
         return ended
 
-    def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
+    def ask(self, table: int, staleness: int | None = None) -> list[m.Addressed]:
         """Ask for the chunks that are too old to be read, under `SSP`.
 
         Under `SSPPush` the shards send them unasked.
@@ -425,7 +415,7 @@ class Session:
         one holds back.
         """
         spec = self._own(table)
-        if staleness is not None and self._log is not None and spec.adds_changes:
+        if staleness is not None and self.log is not None and spec.adds_changes:
             return self._send_due(lambda other: self.clock - staleness)
         if self.store.consistency is not Consistency.SSP or spec.keeping is Keeping.COPY:
             return []
@@ -434,12 +424,14 @@ class Session:
         for copy in self.values.copies[table]:
             if copy.clock < needed and copy.requested < needed and copy.clock >= 0:
                 copy.requested = needed
-                outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, needed)))
+                outgoing.append(
+                    m.Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, needed))
+                )
         return outgoing
 
     def ask_history(
         self, table: int, arrays: Sequence[m.Array] | None = None
-    ) -> tuple[AskedHistory, list[Addressed]]:
+    ) -> tuple[AskedHistory, list[m.Addressed]]:
         """Ask for the history of a table of staleness 0, after a read of what follows from this
         worker's last push, and before its next one. Of a table of another plane: the same holds for
         the worker of that plane on this host.
@@ -456,25 +448,25 @@ class Session:
         if arrays is None or len(arrays) != count:
             arrays = [np.empty(size, np.float32) for _ in range(count)]
         asked = self.values.ask_history(table, arrays)
-        chunks = self._placement.chunks[table] if count else ()
-        return asked, [Addressed(c.shard, m.GetHistory(table, c.index)) for c in chunks]
+        chunks = self.values.chunks[table] if count else ()
+        return asked, [m.Addressed(c.shard, m.GetHistory(table, c.index)) for c in chunks]
 
-    def add_norm(self, clock: int, squares: Sequence[float]) -> list[Addressed]:
+    def add_norm(self, clock: int, squares: Sequence[float]) -> list[m.Addressed]:
         """Add numbers whose sum is the sum of squares of the gradients outside the store that this
         plane applies. On host 0 only, in planes with an outside norm.
         """
-        return [Addressed(*to) for to in self.norm.add_outside(clock, squares)]
+        return self.norm.add_outside(clock, squares)
 
     def gather(
         self, payload: bytes, *, keeps: bool = True, whole: bool = True
-    ) -> tuple[int, list[Addressed]]:
+    ) -> tuple[int, list[m.Addressed]]:
         """Contribute to the next collection, of all workers or of those with this worker's local
         rank; see `WorkerCollections`. Return its number.
         """
         gather = self.collections[whole].contribute(payload, keeps=keeps)
-        return gather.tag, [Addressed(0, gather)]
+        return gather.tag, [m.Addressed(0, gather)]
 
-    def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
+    def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[m.Addressed]]:
         """Signal all workers, this one too, to do `kind` after an iteration that none of them
         has passed. Rank 0 only.
 
@@ -488,18 +480,17 @@ class Session:
         of_rows = [spec.staleness for spec in self.rows.specs]
         lead = max([0, *of_rows, *(table.staleness for table in self.store.tables)])
         signal = self.signals.send(kind, self.clock + lead + 3)
-        return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
+        return signal, [m.Addressed(shard, signal) for shard in range(self.store.shards)]
 
-    def leave(self) -> list[Addressed]:
+    def leave(self) -> list[m.Addressed]:
         """Leave every shard, after the changes that are held back. Each answers
         once it has all that was sent before.
         """
-        self._left = True
         self.stays_on = set(range(self.store.shards)) if self._started else set()
         rest = self._send_due(lambda table: self.clock + 1)
-        return [*rest, *(Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
+        return [*rest, *(m.Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
 
-    def receive(self, shard: int, message: m.Message) -> list[Addressed]:
+    def receive(self, shard: int, message: m.Message) -> list[m.Addressed]:
         """Take one message of a shard. Return the answers to send.
 
         Raises:
@@ -510,28 +501,30 @@ class Session:
             case m.Value():
                 self.values.receive(shard, message)
             case m.Taken() if self.rounds is not None:
-                return [Addressed(*to) for to in self.rounds.taken(shard)]
+                return self.rounds.taken(shard)
             case m.Awaited() if shard == 0 and self.rounds is not None:
                 self.rounds.await_part(message)
             case m.Round() if shard == 0 and self.rounds is not None:
-                return [Addressed(*to) for to in self.rounds.receive(message)]
+                return self.rounds.receive(message)
             case m.Fresh(clock):
                 self.values.receive_fresh(shard, clock)
             case m.Welcome(index) if index == shard:
                 self.signals.welcome(shard)  # all other messages are sent without waiting for it
             case m.PartialNorm(clock, _) if self.norm.expects_partial(shard, clock):
-                return [Addressed(*to) for to in self.norm.add_partial(shard, message)]
+                return self.norm.add_partial(shard, message)
             case m.OutsideNorm() if self.norm.expects_outside(shard, message):
-                return [Addressed(*to) for to in self.norm.put_outside(message)]
+                return self.norm.put_outside(message)
             case m.TotalNorm(clock, _) if self.norm.expects_total(shard, clock, now=self.clock):
                 self.norm.put_total(message)
             case m.History():
                 self.values.receive_history(shard, message)
-            case m.Rows() | m.KeptRows():
-                self.rows.receive(shard, message)
+            case m.Rows():
+                self.rows.receive_rows(shard, message)
+            case m.KeptRows():
+                self.rows.receive_kept(shard, message)
             case m.Gathered() if self.collections[message.whole].expects(message):
                 self.collections[message.whole].receive(message)
-            case m.Leave() if self._left:
+            case m.Leave() if self.stays_on is not None:
                 self.stays_on.discard(shard)
             case m.Signal() if self.rank != 0:
                 self.signals.receive(shard, message)

@@ -142,7 +142,7 @@ def unauthenticated_at_a_shard(messages: int, random: Random) -> Report:
     assert transport.sent == expected.sent, (
         "unauthenticated messages changed the answers to workers"
     )
-    assert fingerprint(server.shard._open.cells) == fingerprint(undisturbed.shard._open.cells)
+    assert fingerprint(server.shard.present.cells) == fingerprint(undisturbed.shard.present.cells)
     assert set(server._queues) == set(transport.sent) == {peer(0), peer(1)}, (
         "an unauthenticated peer was remembered"
     )

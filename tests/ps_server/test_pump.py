@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from ps_server.errors import PeerLost
-from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol import messages as m
 from ps_server.protocol.frames import decode, encode
@@ -64,9 +63,7 @@ def new_pump(transport: HandFed, session: Session, memory: WorkerSharedMemory) -
         transport,
         memory,
         Monitor(60.0, closed="", hangs=""),
-        ClientMeter(session.store),
         NO_TRACE,
-        holds_back=False,
         clock=lambda: transport.now_s,
     )
 

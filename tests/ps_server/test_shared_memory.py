@@ -108,7 +108,7 @@ def test_a_value_that_is_read_late_is_not_the_next_one() -> None:
             client.push(0, np.ones(SIZE, np.float32), rate=1.0)
             client.clock()
             client._until_fresh(0, 0)  # the value has come, and is not read yet
-            found.append(client._session.values.copies[0][0].unread)
+            found.append(client._pump.session.values.copies[0][0].unread)
 
     with socket_store(1, 1, share_memory=True) as connect:
         run_workers(connect, spec, work)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ps_server import trace as module
-from ps_server.trace import NO_TRACE, NoTrace, Trace, Track, describe_process
+from ps_server.trace import NO_TRACE, Trace, Tracer, Track, describe_process
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ def test_no_trace_takes_the_same_calls() -> None:
     NO_TRACE.count("queue", messages=1)
     NO_TRACE.close()
     public = {name for name in vars(Trace) if not name.startswith("_")}
-    assert public == {name for name in dir(NoTrace) if not name.startswith("_")}
+    assert public == {name for name in dir(Tracer) if not name.startswith("_")}
 
 
 def test_an_unwritable_file_is_said_at_once(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from ps_server.errors import as_server_error
-from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
+from ps_server.protocol.messages import Addressed
 from ps_server.protocol.precision import add
 from ps_server.protocol.settings import StoreSpec
 from ps_server.protocol.shard import Shard
 from ps_server.protocol.virtual_workers import Node, TreeSum
-from ps_server.protocol.worker_session import Addressed, Session
+from ps_server.protocol.worker_session import Session
 from ps_server.pump import Pump
 from ps_server.server import Server
 from ps_server.shared_memory import WorkerSharedMemory
@@ -109,9 +109,7 @@ class SimulatedWorker:
             self._transport,
             WorkerSharedMemory(()),
             self.monitor,
-            ClientMeter(store),
             NO_TRACE,
-            holds_back=log is not None,
             clock=world.clock,
         )
         self._process = process
@@ -225,12 +223,12 @@ class SimulatedWorker:
         """See `Client.replace_trial`."""
         yield from self.gather(b"")
         self.session = self.session.replaced(store)
-        self._pump.follow(self.session, ClientMeter(store))
+        self._pump.follow(self.session)
 
     def rows(self, table: int, rows_N: m.RowIds) -> Waits:
         """Request rows of a row table, and wait for them."""
         number, sent = self.session.rows.request(table, rows_N)
-        self.do([Addressed(*one) for one in sent])
+        self.do(sent)
         return (yield from self.wait_for(lambda: self.session.rows.take(number), f"rows {number}"))
 
     def close(self, *, leave: bool = True) -> Waits:

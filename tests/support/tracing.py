@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ps_server.trace import NoTrace, Track
+from ps_server.trace import Tracer, Track
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Span:
     facts: dict[str, int | float | str]
 
 
-class Recorded(NoTrace):
+class Recorded(Tracer):
     """A recording tracer.
 
     Its clock advances by one at each reading, so that no two events have the same time.

@@ -12,8 +12,9 @@ import pytest
 from ps_server import Client, Consistency, SpecError, StoreSpec, TableSpec
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import BURST_S, Budget, ChangeLog
+from ps_server.protocol.messages import Addressed
 from ps_server.protocol.shard import Shard
-from ps_server.protocol.worker_session import Addressed, Session
+from ps_server.protocol.worker_session import Session
 from tests.support.cluster import memory_store, run_workers, zeros
 
 MEGABIT_BYTES = 125_000

@@ -12,9 +12,10 @@ from ps_server import LocalProtocolError, RemoteProtocolError, Shard, StoreSpec,
 from ps_server.errors import SpecError
 from ps_server.protocol import messages as m
 from ps_server.protocol.members import Outgoing
+from ps_server.protocol.messages import Addressed
 from ps_server.protocol.quorum import ShardRounds, shares_of
 from ps_server.protocol.settings import Keeping, Precision, Rule, RuleKind
-from ps_server.protocol.worker_session import Addressed, Session
+from ps_server.protocol.worker_session import Session
 
 PART = m.Part(0, 1.0, whole=False, payload=b"")
 WHOLE = m.Part(0, 1.0, whole=True, payload=b"")

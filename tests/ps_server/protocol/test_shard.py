@@ -582,11 +582,11 @@ def test_what_is_illegal_in_planes_changes_nothing(
     settings: dict[str, object], rank: int, message: m.Message, text: str
 ) -> None:
     shard = joined_by_planes(two_planes(**settings))
-    before = fingerprint(shard._open.cells), fingerprint(shard._open.outside)
+    before = fingerprint(shard.present.cells), fingerprint(shard.present.outside)
     (answer,) = shard.handle(peer(rank), message)
     assert isinstance(answer.message, m.Fault)
     assert re.search(text, answer.message.reason)
-    assert (fingerprint(shard._open.cells), fingerprint(shard._open.outside)) == before
+    assert (fingerprint(shard.present.cells), fingerprint(shard.present.outside)) == before
 
 
 def test_a_worker_that_has_left_is_named_to_its_plane() -> None:

@@ -36,9 +36,9 @@ def test_requests_and_pushes_are_cut_by_shard_and_put_together() -> None:
     number, sent = rows.request(0, ids(1, 4, 5))
     requests = [(shard, x.clock, x.rows.tolist()) for shard, x in sent if isinstance(x, m.GetRows)]
     assert requests == [(0, 0, [4]), (1, 0, [1, 5])]
-    rows.receive(1, m.Rows(0, number, array(4)))
+    rows.receive_rows(1, m.Rows(0, number, array(4)))
     assert rows.take(number) is None
-    rows.receive(0, m.Rows(0, number, array(2) + 10))
+    rows.receive_rows(0, m.Rows(0, number, array(2) + 10))
     values = rows.take(number)
     assert values is not None
     assert values.tolist() == [[0, 1], [10, 11], [2, 3]]
@@ -63,11 +63,11 @@ def test_requests_need_the_clock_that_staleness_asks_for() -> None:
 def test_a_request_that_is_forgotten_leaves_nothing() -> None:
     rows = made()
     number, _ = rows.request(0, ids(2))
-    rows.receive(0, m.Rows(0, number, array(2)))
+    rows.receive_rows(0, m.Rows(0, number, array(2)))
     rows.forget(number)
-    rows.receive(1, m.Rows(0, number, array(0)))
+    rows.receive_rows(1, m.Rows(0, number, array(0)))
     with pytest.raises(RemoteProtocolError, match="not requested"):
-        rows.receive(1, m.Rows(0, number, array(0)))
+        rows.receive_rows(1, m.Rows(0, number, array(0)))
 
 
 MISUSES: dict[str, tuple[Callable[[WorkerRows], object], str]] = {
@@ -106,11 +106,14 @@ def test_answers_that_do_not_fit_are_refused(case: str) -> None:
     number, _ = rows.request(0, ids(2, 3))
     rows.read(0, 1, 0, 100)
     with pytest.raises(RemoteProtocolError, match=reason):
-        rows.receive(shard, message)
-    rows.receive(0, m.Rows(0, number, array(2)))
-    rows.receive(1, m.Rows(0, number, array(2)))
+        if isinstance(message, m.Rows):
+            rows.receive_rows(shard, message)
+        else:
+            rows.receive_kept(shard, message)
+    rows.receive_rows(0, m.Rows(0, number, array(2)))
+    rows.receive_rows(1, m.Rows(0, number, array(2)))
     assert rows.take(number) is not None
-    rows.receive(1, m.KeptRows(0, 1, ids(3), [array(2), array(1)]))
+    rows.receive_kept(1, m.KeptRows(0, 1, ids(3), [array(2), array(1)]))
     assert rows.take_kept(0, 0) is None
     assert rows.take_kept(0, 1) is not None
     assert rows.take_kept(0, 1) is None

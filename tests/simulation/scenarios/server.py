@@ -32,7 +32,6 @@ from ps_server.protocol.settings import (
     TableSpec,
 )
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from ps_server.protocol.worker_session import Addressed
 from tests.simulation.client import SimulatedWorker, Waits, serve_shard
 from tests.simulation.faults import judge, plan_faults
 from tests.simulation.network import Fabric
@@ -298,7 +297,7 @@ class _Training:
         worker, settings = self._worker, self._settings
         if settings.row_table is not None:
             _, sent = worker.session.rows.create(settings.row_table)
-            worker.do([Addressed(*one) for one in sent])
+            worker.do(sent)
         is_truant = settings.truant and self._rank == self._store.workers - 1
         for iteration in range(settings.iterations - is_truant):
             yield self._random.random() * 0.02
@@ -378,7 +377,7 @@ class _Training:
         rows = np.array([self._rank % 4, 4, 5 + iteration % 2], np.uint32)
         gradient = self._rows[rows] * np.float32(self._rank + 1) + np.float32(iteration)
         sent = self._worker.session.rows.push(0, rows, gradient, 0.1)
-        self._worker.do([Addressed(*one) for one in sent])
+        self._worker.do(sent)
 
     def _check_memory(self) -> None:
         worker = self._worker
