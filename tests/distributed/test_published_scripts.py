@@ -6,9 +6,6 @@ Most run one after another in the same processes: starting those takes longer th
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +13,9 @@ import pytest
 
 from benchmarks.beside_torchrun import FOLDER, NAMES_STRATEGY, SCRIPTS, compare, difference, printed
 from poseidon.torch.script_process import free_address
-from tests.support.training_processes import ROOT, machinefile, poseidon_here
+from tests.support.ddp_processes import run_by_gloo
+from tests.support.shared_templates import SHARED
+from tests.support.training_processes import machinefile, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 TOGETHER = {
@@ -37,8 +36,8 @@ differences of small gradients. Scripts without factors agree to the bit.
 ONE_AFTER_ANOTHER = """
 import os, runpy, sys
 import torch.distributed.nn  # its default group is the one that there is when it is imported
-folder, *names = sys.argv[1:]
-ports = os.environ.get("PORTS", "").split()
+ports, folder, *names = sys.argv[1:]
+ports = [port for port in ports.split(",") if port]
 for name in names:
     if ports:  # gloo's workers could connect to the store of the script before
         os.environ["MASTER_PORT"] = ports.pop()
@@ -52,42 +51,13 @@ for name in names:
 def of_gloo(folder: Path, names: list[str]) -> str:
     """Return what rank 0 of two workers prints, which have the variables of torchrun."""
     ports = [free_address("127.0.0.1").rpartition(":")[2] for _ in names]
-    place = {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "PORTS": " ".join(ports),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "none",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, folder / "all.py", FOLDER, *names],
-            cwd=folder,
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            said = [*pool.map(lambda worker: worker.communicate(timeout=100), workers)]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for worker, (_, errors) in zip(workers, said, strict=True):
-        assert worker.returncode == 0, errors[-3000:]
-    return said[0][0]
+    return run_by_gloo(folder, folder / "all.py", ",".join(ports), FOLDER, *names)
 
 
 def of_job(folder: Path, names: list[str], *flags: str) -> str:
     """Return what rank 0 of a job of two workers prints."""
     hosts = f"--hostfile={machinefile(folder, 2, 1)}"
-    words = ["--threads=1", "--output=job", str(folder / "all.py"), str(FOLDER), *names]
+    words = ["--threads=1", "--output=job", str(folder / "all.py"), "", str(FOLDER), *names]
     done = poseidon_here(folder, "run", *flags, hosts, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -102,7 +72,7 @@ def check_together(
         place.mkdir()
         (place / "all.py").write_text(ONE_AFTER_ANOTHER, encoding="utf-8")
     theirs, ours = ([name + strategy for name in names] for strategy in strategies)
-    with ThreadPoolExecutor(1) as pool:
+    with SHARED.importing("torch._dynamo", "torch.distributed.nn"), ThreadPoolExecutor(1) as pool:
         gloo = pool.submit(of_gloo, places[0], theirs)
         job = of_job(places[1], ours, *flags)
     both = [of_each(text) for text in (gloo.result(), job)]
