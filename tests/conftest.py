@@ -149,6 +149,16 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def imports_of_ddp() -> Iterator[None]:
+    """Jobs of the module fork processes that have what DDP and FSDP import, for a second each."""
+    from tests.support.shared_templates import SHARED
+
+    names = ("fsdp", "checkpoint", "nn")
+    with SHARED.importing("torch._dynamo", *(f"torch.distributed.{name}" for name in names)):
+        yield
+
+
 @pytest.fixture
 def data_folder(tmp_path: Path, databases: Path) -> Path:
     """The test's own folder, where these databases are, too."""

@@ -9,7 +9,11 @@ import pytest
 
 from tests.support.training_processes import machinefile, poseidon_here
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(200),
+    pytest.mark.usefixtures("imports_of_ddp"),
+]
 
 TRAINS = '''
 import io, sys, torch, torch.distributed as dist

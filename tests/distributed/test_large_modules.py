@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from tests.support.ddp_processes import run_by_gloo
-from tests.support.shared_templates import SHARED
 from tests.support.training_processes import machinefile, poseidon_here
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("imports_of_ddp"),
+]
 
 MODEL = """
 import torch
@@ -124,14 +127,6 @@ for crossing in (both["replicate"], init_device_mesh("cpu", (4,))):
         print("refused:", error)
 """
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imports() -> Iterator[None]:
-    """What each process would import itself, for a second."""
-    modules = "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"
-    with SHARED.importing(*modules):
-        yield
 
 
 def run(

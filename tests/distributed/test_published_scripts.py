@@ -14,10 +14,13 @@ import pytest
 from benchmarks.beside_torchrun import FOLDER, NAMES_STRATEGY, SCRIPTS, compare, difference, printed
 from poseidon.torch.script_process import free_address
 from tests.support.ddp_processes import run_by_gloo
-from tests.support.shared_templates import SHARED
 from tests.support.training_processes import machinefile, poseidon_here
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("imports_of_ddp"),
+]
 TOGETHER = {
     "accumulation",
     "gan",
@@ -72,7 +75,7 @@ def check_together(
         place.mkdir()
         (place / "all.py").write_text(ONE_AFTER_ANOTHER, encoding="utf-8")
     theirs, ours = ([name + strategy for name in names] for strategy in strategies)
-    with SHARED.importing("torch._dynamo", "torch.distributed.nn"), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         gloo = pool.submit(of_gloo, places[0], theirs)
         job = of_job(places[1], ours, *flags)
     both = [of_each(text) for text in (gloo.result(), job)]
