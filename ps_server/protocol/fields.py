@@ -14,9 +14,11 @@ import numpy as np
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.precision import NUMPY_TYPES
-from ps_server.protocol.settings import Precision
+from ps_server.protocol.settings import MAX_WORKERS, Precision
 
 MAX_PAYLOAD_BYTES = 2**30
+MAX_NUMBERS = 2**10
+"""Most numbers whose exact sum is one."""
 
 Buffer = bytes | bytearray | memoryview
 Header = list[Any]
@@ -56,20 +58,20 @@ class Fields:
         self._next = len(kinds)
         return values
 
-    def integer(self, limit: int, *, least: int = 0) -> int:
-        """Return the next field, a whole number from `least` to `limit - 1`."""
+    def integer(self, legal: range) -> int:
+        """Return the next field, a whole number of a range."""
         value = self._take(int)
-        if not least <= value < limit:
+        if value not in legal:
             raise RemoteProtocolError(
-                f"header field {self._next} is {value}; expected {least} to {limit - 1}"
+                f"header field {self._next} is {value}; expected {legal[0]} to {legal[-1]}"
             )
         return value
 
-    def integers(self, most: int, limit: int) -> tuple[int, ...]:
-        """Return the next field, at most `most` whole numbers from 0 to `limit - 1`."""
+    def integers(self) -> tuple[int, ...]:
+        """Return the next field, ranks of workers."""
         values = self._take(list)
-        if len(values) > most or any(
-            type(value) is not int or not 0 <= value < limit for value in values
+        if len(values) > MAX_WORKERS or any(
+            type(value) is not int or not 0 <= value < MAX_WORKERS for value in values
         ):
             raise RemoteProtocolError(f"header field {self._next} is not a list of whole numbers")
         return tuple(values)
@@ -87,10 +89,10 @@ class Fields:
             )
         return value
 
-    def any_numbers(self, most: int) -> tuple[float, ...]:
-        """Return the next field, at most `most` numbers that need not be finite."""
+    def any_numbers(self) -> tuple[float, ...]:
+        """Return the next field, numbers that need not be finite."""
         values = self._take(list)
-        if len(values) > most or any(type(value) is not float for value in values):
+        if len(values) > MAX_NUMBERS or any(type(value) is not float for value in values):
             raise RemoteProtocolError(f"header field {self._next} is not a list of numbers")
         return tuple(values)
 
@@ -106,23 +108,16 @@ class Fields:
         """Return the next field, bytes."""
         return self._take(bytes)
 
-    def rows(self, others: int | None = None) -> m.RowIds:
-        """Return the next frame as numbers of rows, in increasing order.
-
-        Args:
-            others: how many frames follow it; None: any number.
-        """
-        if not self._frames or (others is not None and len(self._frames) != others + 1):
-            raise RemoteProtocolError(f"a message about rows has {len(self._frames)} data frames")
-        frame, self._frames = self._frames[0], self._frames[1:]
-        rows = np.asarray(_array(frame, np.dtype(np.uint32)), np.uint32)
+    def rows(self) -> m.RowIds:
+        """Return the next frame as numbers of rows, in increasing order."""
+        rows = np.asarray(_array(self._first_frame(), np.dtype(np.uint32)), np.uint32)
         if not np.all(rows[1:] > rows[:-1]):
             raise RemoteProtocolError("a message has numbers of rows that do not increase")
         return rows
 
-    def arrays(self, count: int | None = None) -> list[m.Array]:
-        """Return all frames, or so many, as arrays of float32."""
-        return [_float32_array(frame) for frame in self._take_frames(count)]
+    def arrays(self) -> list[m.Array]:
+        """Return all frames as arrays of float32."""
+        return [_float32_array(frame) for frame in self._take_frames()]
 
     def array(self) -> m.Array:
         """Return the only frame as an array of float32."""
@@ -138,10 +133,14 @@ class Fields:
     def first_array(self, precision: str) -> m.Payload:
         """Return the next frame as an array of a precision."""
         kind = _array_type(precision)
-        if not self._frames:
-            raise RemoteProtocolError("a message has no data frames; expected 1 or more")
-        frame, self._frames = self._frames[0], self._frames[1:]
-        return _array(frame, kind)
+        return _array(self._first_frame(), kind)
+
+    def opaque(self) -> bytes:
+        """Return the only frame as an opaque payload."""
+        payloads = self.payloads()
+        if len(payloads) != 1:
+            raise RemoteProtocolError(f"a message has {len(payloads)} data frames; expected 1")
+        return payloads[0]
 
     def payloads(self) -> tuple[bytes, ...]:
         """Return all frames as opaque payloads."""
@@ -149,6 +148,12 @@ class Fields:
         if any(memoryview(frame).nbytes > MAX_PAYLOAD_BYTES for frame in frames):
             raise RemoteProtocolError(f"a payload is longer than {MAX_PAYLOAD_BYTES} bytes")
         return tuple(bytes(frame) for frame in frames)
+
+    def _first_frame(self) -> Buffer:
+        if not self._frames:
+            raise RemoteProtocolError("a message has 0 data frames; expected 1 or more")
+        frame, self._frames = self._frames[0], self._frames[1:]
+        return frame
 
     def _take_frames(self, count: int | None = None) -> Sequence[Buffer]:
         if count is not None and len(self._frames) != count:

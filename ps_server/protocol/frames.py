@@ -8,8 +8,8 @@ the other:
              float32, except in Push and Value, whose header ends with their precision;
              `encoded` ones are bytes of a codec or of packed rows. Numbers of rows are of uint32
 
-A store and a row table are described by bytes of msgpack within the header, by the types of their
-fields (`json_fields.py`).
+The header has the fields of the message in order, save those that are frames. A store and a row
+table are bytes of msgpack in it, by the types of their fields (`json_fields.py`).
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before
 any state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or
@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgpack
 
@@ -32,21 +33,15 @@ from ps_server.errors import RemoteProtocolError
 from ps_server.json_fields import listed, value_of
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_bytes
-from ps_server.protocol.row_settings import MAX_ROW_TABLES, MAX_ROWS, RowTableSpec
-from ps_server.protocol.settings import MAX_CLOCK, MAX_TABLES, MAX_WORKERS, StoreSpec
+from ps_server.protocol.row_settings import RowTableSpec
+from ps_server.protocol.settings import MAX_CLOCK, MAX_TABLES, StoreSpec
 
-PROTOCOL_VERSION = 3
-MAX_SUMS = 2**10
+PROTOCOL_VERSION = 4
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 FIRST_HEADER_BYTES = 256
 """Of a packer; it takes more for a longer header."""
 MAX_FRAMES = 8_192
-MAX_CHUNKS = 2**31
-MAX_ELEMENTS = 2**44
-"""The most elements of the history of a chunk."""
-MAX_SLOTS = 2**20
-MAX_SLOT_BYTES = 2**31
 
 S = TypeVar("S")
 
@@ -68,9 +63,9 @@ def encode(*messages: m.Message) -> list[Buffer]:
     """
     packet: list[Buffer] = []
     for message in messages:
-        kind, write = _WRITERS[type(message)]
-        fields, frames = write(message)
-        packet.append(_pack([PROTOCOL_VERSION, kind, len(frames), *fields]))
+        kind = type(message)
+        fields, frames = _WRITERS[kind](message)
+        packet.append(_pack([PROTOCOL_VERSION, _NUMBERS[kind], len(frames), *fields]))
         packet.extend(frames)
     return packet
 
@@ -128,18 +123,18 @@ def _unpack(packed: Buffer) -> Any:
 
 
 def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
-    reader = _READERS.get(header[1]) if isinstance(header[1], int) else None
-    if reader is None:
-        raise RemoteProtocolError(f"a header names the unknown kind {header[1]!r:.40}")
+    kind = header[1]
+    if not (isinstance(kind, int) and 1 <= kind <= len(KINDS)):
+        raise RemoteProtocolError(f"a header names the unknown kind {kind!r:.40}")
     try:
-        message = reader(fields := Fields(header[3:], frames))
+        message = _READERS[KINDS[kind - 1]](fields := Fields(header[3:], frames))
     except ValueError as error:
         raise RemoteProtocolError(str(error)) from error
     fields.end()
     return message
 
 
-Written = tuple[Header, Sequence[Buffer]]
+Written = tuple[Sequence[object], Sequence[Buffer]]
 
 
 # All workers send all shards the same description, so each process packs and reads it once.
@@ -156,99 +151,89 @@ def _unpacked(kind: type[S], packed: bytes) -> S:
     return value_of(kind, _unpack(packed))
 
 
-def _table(f: Fields) -> int:
-    return f.integer(MAX_TABLES)
+class _Field(NamedTuple):
+    """How a field of a message travels.
+
+    Attributes:
+        read: takes it from a message.
+        head: returns its value in the header; None: it has none.
+        frames: returns its frames; None: it has none.
+    """
+
+    read: Callable[[Fields], Any]
+    head: Callable[[Any], object] | None = None
+    frames: Callable[[Any], Sequence[Buffer]] | None = None
 
 
-def _row_table(f: Fields) -> int:
-    return f.integer(MAX_ROW_TABLES)
+def _same(value: object) -> object:
+    return value
 
 
-def _chunk(f: Fields) -> int:
-    return f.integer(MAX_CHUNKS)
+def _floats(values: Sequence[float]) -> list[float]:
+    return [float(value) for value in values]
 
 
-def _clock(f: Fields) -> int:
-    return f.integer(MAX_CLOCK)
+def _raw(arrays: Sequence[m.Payload]) -> list[Buffer]:
+    return [raw_bytes(array) for array in arrays]
 
 
-_WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
-    m.Hello: (1, lambda x: ([x.worker, x.token], ())),
-    m.Welcome: (2, lambda x: ([x.shard], ())),
-    m.Create: (3, lambda x: ([_packed(x.store)], ())),
-    m.Initial: (
-        4,
-        lambda x: (
-            [x.table, x.chunk, PRECISIONS[x.arrays[0].dtype]],
-            [raw_bytes(a) for a in x.arrays],
-        ),
-    ),
-    m.Push: (
-        5,
-        lambda x: (
-            [x.table, x.chunk, x.clock, float(x.rate), x.count, PRECISIONS[x.array.dtype]],
-            [raw_bytes(x.array)],
-        ),
-    ),
-    m.Clock: (6, lambda x: ([x.clock], ())),
-    m.Get: (7, lambda x: ([x.table, x.chunk, x.clock], ())),
-    m.Value: (
-        8,
-        lambda x: (
-            [x.table, x.chunk, x.clock, x.own, PRECISIONS[x.array.dtype]],
-            [raw_bytes(x.array)],
-        ),
-    ),
-    m.Fresh: (9, lambda x: ([x.clock], ())),
-    m.PartialNorm: (10, lambda x: ([x.clock, [float(s) for s in x.sums]], ())),
-    m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
-    m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
-    m.History: (13, lambda x: ([x.table, x.chunk, x.clock, x.start], [raw_bytes(x.array)])),
-    m.Gather: (14, lambda x: ([x.tag, x.keeps, x.whole], [x.payload])),
-    m.Gathered: (15, lambda x: ([x.tag, x.whole], list(x.payloads))),
-    m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
-    m.Leave: (17, lambda _: ([], ())),
-    m.Fault: (18, lambda x: ([x.reason], ())),
-    m.Round: (
-        19,
-        lambda x: (
-            [x.clock, list(x.workers), [float(weight) for weight in x.weights]],
-            list(x.payloads),
-        ),
-    ),
-    m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
-    m.MemoryOffer: (21, lambda x: ([x.process, x.file, x.nonce, x.slots, x.slot_bytes], ())),
-    m.MemoryAnswer: (22, lambda x: ([x.opened], ())),
-    m.CreateRows: (23, lambda x: ([x.row_table, x.shards, _packed(x.spec)], ())),
-    m.PushRows: (
-        24,
-        lambda x: (
-            [x.row_table, x.clock, float(x.rate)],
-            [raw_bytes(x.rows), raw_bytes(x.array)],
-        ),
-    ),
-    m.GetRows: (25, lambda x: ([x.row_table, x.number, x.clock], [raw_bytes(x.rows)])),
-    m.Rows: (26, lambda x: ([x.row_table, x.number], [raw_bytes(x.array)])),
-    m.ReadRows: (27, lambda x: ([x.row_table, x.first, x.count], ())),
-    m.KeptRows: (
-        28,
-        lambda x: (
-            [x.row_table, x.clock],
-            [raw_bytes(x.rows), *(raw_bytes(a) for a in x.arrays)],
-        ),
-    ),
-    m.Part: (29, lambda x: ([x.clock, float(x.weight), x.whole], [x.payload])),
-    m.Taken: (30, lambda x: ([x.clock], ())),
-    m.Awaited: (31, lambda x: ([x.clock], ())),
-    m.OutsideNorm: (32, lambda x: ([x.plane, x.clock, [float(s) for s in x.sums]], ())),
+def _precision(arrays: Sequence[m.Payload]) -> str:
+    return PRECISIONS[arrays[0].dtype]
+
+
+_FIELDS: dict[Any, _Field] = {
+    bool: _Field(Fields.flag, _same),
+    str: _Field(Fields.text, _same),
+    bytes: _Field(Fields.data, _same),
+    float: _Field(Fields.number, float),
+    m.AnyFloat: _Field(Fields.any_number, float),
+    tuple[float, ...]: _Field(Fields.any_numbers, _floats),
+    tuple[int, ...]: _Field(Fields.integers, list),
+    m.SignalKind: _Field(lambda f: m.SignalKind(f.integer(range(256))), lambda kind: kind.value),
+    StoreSpec: _Field(lambda f: _unpacked(StoreSpec, f.data()), _packed),
+    RowTableSpec: _Field(lambda f: _unpacked(RowTableSpec, f.data()), _packed),
+    m.Opaque: _Field(Fields.opaque, None, lambda payload: [payload]),
+    tuple[m.Opaque, ...]: _Field(Fields.payloads, None, list),
+    m.RowIds: _Field(Fields.rows, None, lambda rows: [raw_bytes(rows)]),
+    m.Array: _Field(Fields.array, None, lambda array: [raw_bytes(array)]),
+    Sequence[m.Array]: _Field(Fields.arrays, None, _raw),
+    Sequence[m.Payload]: _Field(lambda f: [f.first_array(f.text()), *f.arrays()], _precision, _raw),
 }
+"""By the type of the field; a whole number has the range of its type."""
 
 
-def _payload(f: Fields) -> bytes:
-    payloads = f.payloads()
-    if len(payloads) != 1:
-        raise RemoteProtocolError(f"a message has {len(payloads)} data frames; expected 1")
-    return payloads[0]
+def _field_of(hint: Any) -> _Field:
+    legal = [legal for legal in getattr(hint, "__metadata__", ()) if isinstance(legal, range)]
+    return _Field(partial(Fields.integer, legal=legal[0]), _same) if legal else _FIELDS[hint]
+
+
+def _writer(fields: Mapping[str, _Field]) -> Callable[[Any], Written]:
+    heads = [(name, field.head) for name, field in fields.items() if field.head]
+    frames = [(name, field.frames) for name, field in fields.items() if field.frames]
+    if fields and all(made is _same for _, made in heads) and not frames:  # without a call a field
+        get = attrgetter(*fields)
+        return lambda message: (get(message) if len(heads) > 1 else (get(message),), ())
+
+    def write(message: Any) -> Written:
+        head = [made(getattr(message, name)) for name, made in heads]
+        return head, [frame for name, made in frames for frame in made(getattr(message, name))]
+
+    return write
+
+
+def _reader(kind: type[m.Message], fields: Mapping[str, _Field]) -> Callable[[Fields], m.Message]:
+    reads = [field.read for field in fields.values()]
+    return lambda f: kind(*[read(f) for read in reads])
+
+
+def _write_push(push: m.Push) -> Written:
+    head = [push.table, push.chunk, push.clock, float(push.rate), push.count]
+    return [*head, PRECISIONS[push.array.dtype]], [raw_bytes(push.array)]
+
+
+def _write_value(value: m.Value) -> Written:
+    head = [value.table, value.chunk, value.clock, value.own]
+    return [*head, PRECISIONS[value.array.dtype]], [raw_bytes(value.array)]
 
 
 _PUSH_FIELDS = (int, int, int, float, int, str)
@@ -272,81 +257,18 @@ def _read_value(f: Fields) -> m.Value:
 
 
 def _check_place(table: int, chunk: int, clock: int) -> None:
-    if not (0 <= table < MAX_TABLES and 0 <= chunk < MAX_CHUNKS and 0 <= clock < MAX_CLOCK):
+    if not (0 <= table < MAX_TABLES and 0 <= chunk < m.MAX_CHUNKS and 0 <= clock < MAX_CLOCK):
         raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
 
 
-def _read_total_norm(f: Fields) -> m.TotalNorm:
-    clock, total = _clock(f), f.any_number()
-    if total < 0:
-        raise RemoteProtocolError(f"a sum of squares is {total}; expected 0 or more")
-    return m.TotalNorm(clock, total)
-
-
-def _read_part(f: Fields) -> m.Part:
-    clock, weight, whole = _clock(f), f.number(), f.flag()
-    if weight < 0:
-        raise RemoteProtocolError(f"a part of weight {weight}; expected 0 or more")
-    return m.Part(clock, weight, whole, _payload(f))
-
-
-def _read_round(f: Fields) -> m.Round:
-    clock, workers = _clock(f), f.integers(MAX_WORKERS, MAX_WORKERS)
-    weights, payloads = f.any_numbers(MAX_WORKERS), f.payloads()
-    in_order = list(workers) == sorted(set(workers))
-    if not (in_order and len(workers) == len(weights) == len(payloads)):
-        raise RemoteProtocolError(f"a round of workers {list(workers)[:8]} does not fit its parts")
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-        raise RemoteProtocolError("a round has a weight that is not a finite number above 0")
-    return m.Round(clock, workers, weights, payloads)
-
-
-_READ: dict[type, Callable[[Fields], m.Message]] = {
-    m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
-    m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
-    m.Create: lambda f: m.Create(_unpacked(StoreSpec, f.data())),
-    m.Initial: lambda f: m.Initial(_table(f), _chunk(f), [f.first_array(f.text()), *f.arrays()]),
-    m.Push: _read_push,
-    m.Clock: lambda f: m.Clock(_clock(f)),
-    m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),
-    m.Value: _read_value,
-    m.Fresh: lambda f: m.Fresh(_clock(f)),
-    m.PartialNorm: lambda f: m.PartialNorm(_clock(f), f.any_numbers(MAX_SUMS)),
-    m.OutsideNorm: lambda f: m.OutsideNorm(
-        f.integer(MAX_WORKERS), _clock(f), f.any_numbers(MAX_SUMS)
-    ),
-    m.TotalNorm: _read_total_norm,
-    m.GetHistory: lambda f: m.GetHistory(_table(f), _chunk(f)),
-    m.History: lambda f: m.History(
-        _table(f), _chunk(f), _clock(f), f.integer(MAX_ELEMENTS), f.array()
-    ),
-    m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f), f.flag(), f.flag()),
-    m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads(), f.flag()),
-    m.Signal: lambda f: m.Signal(m.SignalKind(f.integer(256)), _clock(f)),
-    m.Leave: lambda f: m.Leave(),
-    m.Fault: lambda f: m.Fault(f.text()),
-    m.Gone: lambda f: m.Gone(f.integer(MAX_WORKERS), _clock(f)),
-    m.MemoryOffer: lambda f: m.MemoryOffer(
-        f.integer(2**31),
-        f.integer(2**31),
-        f.data(),
-        f.integer(MAX_SLOTS, least=1),
-        f.integer(MAX_SLOT_BYTES),
-    ),
-    m.Part: _read_part,
-    m.Taken: lambda f: m.Taken(_clock(f)),
-    m.Awaited: lambda f: m.Awaited(_clock(f)),
-    m.Round: _read_round,
-    m.MemoryAnswer: lambda f: m.MemoryAnswer(f.flag()),
-    m.CreateRows: lambda f: m.CreateRows(
-        _row_table(f), f.integer(MAX_WORKERS + 1, least=1), _unpacked(RowTableSpec, f.data())
-    ),
-    m.PushRows: lambda f: m.PushRows(_row_table(f), _clock(f), f.number(), f.rows(1), *f.arrays(1)),
-    m.GetRows: lambda f: m.GetRows(_row_table(f), f.integer(MAX_CLOCK), _clock(f), f.rows(0)),
-    m.Rows: lambda f: m.Rows(_row_table(f), f.integer(MAX_CLOCK), f.array()),
-    m.ReadRows: lambda f: m.ReadRows(_row_table(f), f.integer(MAX_ROWS + 1), f.integer(MAX_ROWS)),
-    m.KeptRows: lambda f: m.KeptRows(_row_table(f), _clock(f), f.rows(), f.arrays()),
-}
-
-
-_READERS = {code: _READ[kind] for kind, (code, _) in _WRITERS.items()}
+KINDS: tuple[type[m.Message], ...] = get_args(m.Message)
+"""A kind's number on the wire is its place here, from 1."""
+_WRITERS: dict[type, Callable[[Any], Written]] = {m.Push: _write_push, m.Value: _write_value}
+_READERS: dict[type, Callable[[Fields], m.Message]] = {m.Push: _read_push, m.Value: _read_value}
+"""Those of every step, by hand; all others by the types of their fields."""
+for _kind in KINDS:
+    if _kind not in _WRITERS:
+        _hints = get_type_hints(_kind, include_extras=True)
+        _fields = {name: _field_of(hint) for name, hint in _hints.items()}
+        _WRITERS[_kind], _READERS[_kind] = _writer(_fields), _reader(_kind, _fields)
+_NUMBERS = {kind: number for number, kind in enumerate(KINDS, 1)}

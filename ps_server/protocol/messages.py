@@ -5,22 +5,24 @@ A worker sends them in this order:
     Hello -> Create [-> Initial, on host 0 only] -> { Push, Clock, Get, ... } -> Leave
 
 and a shard answers `Welcome`, then `Value`s as the consistency model says. An illegal message is
-answered with `Fault` and changes no state. Arrays are flat; `frames.py` has their form on
-the wire.
+answered with `Fault` and changes no state. Arrays are flat. The types of the fields say how they
+travel (`frames.py`), and the range of a whole number that comes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.protocol.row_settings import RowTableSpec
-from ps_server.protocol.settings import StoreSpec
+from ps_server.errors import RemoteProtocolError
+from ps_server.protocol.row_settings import MAX_ROW_TABLES, MAX_ROWS, RowTableSpec
+from ps_server.protocol.settings import MAX_CLOCK, MAX_TABLES, MAX_WORKERS, StoreSpec
 
 Array = NDArray[np.float32]
 RowIds = NDArray[np.uint32]
@@ -29,6 +31,22 @@ Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | NDArr
 """An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`), uint8 what a codec
 made (`ps_server.codecs`), or packed rows (`packed_rows.py`).
 """
+MAX_CHUNKS = 2**31
+Rank = Annotated[int, range(MAX_WORKERS)]
+"""Of a worker, a shard or a plane."""
+Shards = Annotated[int, range(1, MAX_WORKERS + 1)]
+TableId = Annotated[int, range(MAX_TABLES)]
+ChunkId = Annotated[int, range(MAX_CHUNKS)]
+ClockId = Annotated[int, range(MAX_CLOCK)]
+Element = Annotated[int, range(2**44)]
+"""Of the history of a chunk."""
+Natural = Annotated[int, range(2**31)]
+Slots = Annotated[int, range(1, 2**20)]
+RowTableId = Annotated[int, range(MAX_ROW_TABLES)]
+RowPlace = Annotated[int, range(MAX_ROWS + 1)]
+RowCount = Annotated[int, range(MAX_ROWS)]
+AnyFloat = Annotated[float, "also one that is not finite"]
+Opaque = Annotated[bytes, "a frame"]
 
 
 @unique
@@ -47,7 +65,7 @@ class SignalKind(Enum):
 class Hello:
     """Worker -> shard: the worker's rank. `token` is the job's secret; empty where none is used."""
 
-    worker: int
+    worker: Rank
     token: bytes
 
 
@@ -55,7 +73,7 @@ class Hello:
 class Welcome:
     """Shard -> worker: the worker has joined; `shard` is the shard's index."""
 
-    shard: int
+    shard: Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +94,11 @@ class MemoryOffer:
     It begins with `nonce`; `slots` in each direction hold an array of up to `slot_bytes` each.
     """
 
-    process: int
-    file: int
+    process: Natural
+    file: Natural
     nonce: bytes
-    slots: int
-    slot_bytes: int
+    slots: Slots
+    slot_bytes: Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +114,8 @@ class Initial:
     resumed (else none).
     """
 
-    table: int
-    chunk: int
+    table: TableId
+    chunk: ChunkId
     arrays: Sequence[Payload]
 
 
@@ -111,12 +129,12 @@ class Push:
     Under `SSPAggr` it may be the sum of `count` iterations' changes, from `clock` on.
     """
 
-    table: int
-    chunk: int
-    clock: int
+    table: TableId
+    chunk: ChunkId
+    clock: ClockId
     rate: float
     array: Payload
-    count: int = 1
+    count: Natural = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +149,28 @@ class Part:
         payload: for all workers in that round.
     """
 
-    clock: int
+    clock: ClockId
     weight: float
     whole: bool
-    payload: bytes
+    payload: Opaque
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise RemoteProtocolError(f"a part of weight {self.weight}; expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """Shard -> worker: the shard has all pushes of the worker's part of that clock."""
 
-    clock: int
+    clock: ClockId
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
     """Shard 0 -> a worker: a quorum has parts in round `clock`, which still waits for others."""
 
-    clock: int
+    clock: ClockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +185,19 @@ class Round:
         payloads: of the part of each.
     """
 
-    clock: int
+    clock: ClockId
     workers: tuple[int, ...]
     weights: tuple[float, ...]
-    payloads: tuple[bytes, ...]
+    payloads: tuple[Opaque, ...]
+
+    def __post_init__(self) -> None:
+        in_order = list(self.workers) == sorted(set(self.workers))
+        if not (in_order and len(self.workers) == len(self.weights) == len(self.payloads)):
+            raise RemoteProtocolError(
+                f"a round of workers {list(self.workers)[:8]} does not fit its parts"
+            )
+        if not all(math.isfinite(weight) and weight >= 0 for weight in self.weights):
+            raise RemoteProtocolError("a round has a weight that is not a finite number above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +206,16 @@ class Clock:
     counted without a gap.
     """
 
-    clock: int
+    clock: ClockId
 
 
 @dataclass(frozen=True, slots=True)
 class Get:
     """Worker -> shard: answer with the chunk's `Value` once it has reached `clock`."""
 
-    table: int
-    chunk: int
-    clock: int
+    table: TableId
+    chunk: ChunkId
+    clock: ClockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +227,10 @@ class Value:
     change since the value before, which had one clock less.
     """
 
-    table: int
-    chunk: int
-    clock: int
-    own: int
+    table: TableId
+    chunk: ChunkId
+    clock: ClockId
+    own: ClockId
     array: Payload
 
 
@@ -209,7 +240,7 @@ class Fresh:
     `clock`, too.
     """
 
-    clock: int
+    clock: ClockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +249,7 @@ class PartialNorm:
     the shard's chunks in iteration `clock`.
     """
 
-    clock: int
+    clock: ClockId
     sums: tuple[float, ...]
 
 
@@ -228,8 +259,8 @@ class OutsideNorm:
     that the worker's plane applies. Rank 0 needs no message for its own.
     """
 
-    plane: int
-    clock: int
+    plane: Rank
+    clock: ClockId
     sums: tuple[float, ...]
 
 
@@ -241,16 +272,20 @@ class TotalNorm:
     apply some.
     """
 
-    clock: int
-    total: float
+    clock: ClockId
+    total: AnyFloat
+
+    def __post_init__(self) -> None:
+        if self.total < 0:
+            raise RemoteProtocolError(f"a sum of squares is {self.total}; expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
 class GetHistory:
     """Worker -> shard: send this chunk's history (staleness 0)."""
 
-    table: int
-    chunk: int
+    table: TableId
+    chunk: ChunkId
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +294,10 @@ class History:
     on of its tensors one after the other. A piece is of one tensor.
     """
 
-    table: int
-    chunk: int
-    clock: int
-    start: int
+    table: TableId
+    chunk: ChunkId
+    clock: ClockId
+    start: Element
     array: Array
 
 
@@ -272,8 +307,8 @@ class CreateRows:
     over `shards` shards.
     """
 
-    row_table: int
-    shards: int
+    row_table: RowTableId
+    shards: Shards
     spec: RowTableSpec
 
 
@@ -281,8 +316,8 @@ class CreateRows:
 class PushRows:
     """Worker -> shard: the gradients of iteration `clock`, a sum for each row; maybe of no rows."""
 
-    row_table: int
-    clock: int
+    row_table: RowTableId
+    clock: ClockId
     rate: float
     rows: RowIds
     array: Array
@@ -294,9 +329,9 @@ class GetRows:
     `clock`.
     """
 
-    row_table: int
-    number: int
-    clock: int
+    row_table: RowTableId
+    number: ClockId
+    clock: ClockId
     rows: RowIds
 
 
@@ -304,8 +339,8 @@ class GetRows:
 class Rows:
     """Shard -> worker: the values of the rows of request `number`."""
 
-    row_table: int
-    number: int
+    row_table: RowTableId
+    number: ClockId
     array: Array
 
 
@@ -315,9 +350,9 @@ class ReadRows:
     place `first` on.
     """
 
-    row_table: int
-    first: int
-    count: int
+    row_table: RowTableId
+    first: RowPlace
+    count: RowCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +362,8 @@ class KeptRows:
     Rank 0 -> shard: continue with these, before the first push.
     """
 
-    row_table: int
-    clock: int
+    row_table: RowTableId
+    clock: ClockId
     rows: RowIds
     arrays: Sequence[Array]
 
@@ -345,8 +380,8 @@ class Gather:
             collections have numbers of their own.
     """
 
-    tag: int
-    payload: bytes
+    tag: ClockId
+    payload: Opaque
     keeps: bool = True
     whole: bool = True
 
@@ -357,8 +392,8 @@ class Gathered:
     none for a worker that does not need them.
     """
 
-    tag: int
-    payloads: tuple[bytes, ...]
+    tag: ClockId
+    payloads: tuple[Opaque, ...]
     whole: bool = True
 
 
@@ -367,7 +402,7 @@ class Signal:
     """Rank 0 -> shard -> every other worker: do `kind` once `clock` iterations are finished."""
 
     kind: SignalKind
-    clock: int
+    clock: ClockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +426,8 @@ class Gone:
     receiver has begun.
     """
 
-    worker: int
-    iterations: int
+    worker: Rank
+    iterations: ClockId
 
 
 ToShard = (

@@ -16,7 +16,7 @@ from ps_server.codecs.topk import TopK
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer
-from ps_server.protocol.frames import PROTOCOL_VERSION, decode, encode
+from ps_server.protocol.frames import KINDS, PROTOCOL_VERSION, decode, encode
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.settings import (
     Consistency,
@@ -216,7 +216,8 @@ def test_messages_travel_together() -> None:
 
 
 def header(kind: object, *fields: object, frames: object = 0) -> bytes:
-    return bytes(msgpack.packb([PROTOCOL_VERSION, kind, frames, *fields]))
+    number = KINDS.index(kind) + 1 if isinstance(kind, type) else kind
+    return bytes(msgpack.packb([PROTOCOL_VERSION, number, frames, *fields]))
 
 
 HUGE_NUMBER = 2**63 - 1
@@ -228,29 +229,31 @@ BROKEN = {
     "version as text": [msgpack.packb(["1", 17])],
     "unknown kind": [header(99)],
     "kind as list": [header([1])],
-    "bool as clock": [header(6, True)],
-    "float as clock": [header(6, 1.0)],
-    "negative clock": [header(6, -1)],
-    "clock beyond range": [header(6, HUGE_NUMBER)],
-    "worker beyond range": [header(1, HUGE_NUMBER, b"")],
-    "text as token": [header(1, 0, "x")],
-    "half a float": [header(5, 0, 0, 0, 0.1, 1, "float32", frames=1), b"12345"],
-    "half a half": [header(5, 0, 0, 0, 0.1, 1, "float16", frames=1), b"123"],
-    "unknown precision": [header(5, 0, 0, 0, 0.1, 1, "float8", frames=1), b"1234"],
-    "infinite rate": [header(5, 0, 0, 0, float("inf"), 1, "float32", frames=1), b"1234"],
-    "rate as integer": [header(5, 0, 0, 0, 1, 1, "float32", frames=1), b"1234"],
-    "a push of nothing": [header(5, 0, 0, 0, 0.1, 0, "float32", frames=1), b"1234"],
-    "a negative sum of squares": [header(11, 0, -1.0)],
-    "no data": [header(5, 0, 0, 0, 0.1, 1, "float32")],
-    "more frames than came": [header(5, 0, 0, 0, 0.1, 1, "float32", frames=2), b"1234"],
-    "no number of frames": [header(6, 1, frames="0")],
-    "a negative number of frames": [header(6, 1, frames=-1)],
-    "one good message, one bad": [header(6, 1), header(6, -1)],
-    "unknown signal": [header(16, 77, 1)],
-    "a store that is a number": [header(3, msgpack.packb(7))],
-    "a store of two fields": [header(3, msgpack.packb([1, 1]))],
-    "a store of noise": [header(3, b"\xc1")],
-    "a store with names": [header(3, msgpack.packb({"workers": 1, "shards": 1, "tables": []}))],
+    "bool as clock": [header(m.Clock, True)],
+    "float as clock": [header(m.Clock, 1.0)],
+    "negative clock": [header(m.Clock, -1)],
+    "clock beyond range": [header(m.Clock, HUGE_NUMBER)],
+    "worker beyond range": [header(m.Hello, HUGE_NUMBER, b"")],
+    "text as token": [header(m.Hello, 0, "x")],
+    "half a float": [header(m.Push, 0, 0, 0, 0.1, 1, "float32", frames=1), b"12345"],
+    "half a half": [header(m.Push, 0, 0, 0, 0.1, 1, "float16", frames=1), b"123"],
+    "unknown precision": [header(m.Push, 0, 0, 0, 0.1, 1, "float8", frames=1), b"1234"],
+    "infinite rate": [header(m.Push, 0, 0, 0, float("inf"), 1, "float32", frames=1), b"1234"],
+    "rate as integer": [header(m.Push, 0, 0, 0, 1, 1, "float32", frames=1), b"1234"],
+    "a push of nothing": [header(m.Push, 0, 0, 0, 0.1, 0, "float32", frames=1), b"1234"],
+    "a negative sum of squares": [header(m.TotalNorm, 0, -1.0)],
+    "no data": [header(m.Push, 0, 0, 0, 0.1, 1, "float32")],
+    "more frames than came": [header(m.Push, 0, 0, 0, 0.1, 1, "float32", frames=2), b"1234"],
+    "no number of frames": [header(m.Clock, 1, frames="0")],
+    "a negative number of frames": [header(m.Clock, 1, frames=-1)],
+    "one good message, one bad": [header(m.Clock, 1), header(m.Clock, -1)],
+    "unknown signal": [header(m.Signal, 77, 1)],
+    "a store that is a number": [header(m.Create, msgpack.packb(7))],
+    "a store of two fields": [header(m.Create, msgpack.packb([1, 1]))],
+    "a store of noise": [header(m.Create, b"\xc1")],
+    "a store with names": [
+        header(m.Create, msgpack.packb({"workers": 1, "shards": 1, "tables": []}))
+    ],
     "deep nesting": [b"\x91" * 100_000],
     "a bomb of lengths": [b"\xdd\xff\xff\xff\xff"],
     "an extension": [b"\xc7\x08\x01" + b"x" * 8],
@@ -300,7 +303,7 @@ def create(
         *(workers, 1, [[*table, held_as, plane]], consistency, None, 1.0, start_clock, [], chunks),
         *([], "float32", False, [list(bounds)] if bounds else None, 0, 0.0, list(hosts)),
     ]
-    return header(3, msgpack.packb(store))
+    return header(m.Create, msgpack.packb(store))
 
 
 COLUMNS = [1.0, 1.0, 1.0]
@@ -372,10 +375,10 @@ def test_whole_numbers_in_a_rule_travel_as_the_floats_they_mean() -> None:
         ([np.array([7, 7], np.uint32)], "do not increase"),
         ([np.array([1], np.uint16)], "2 bytes"),
         ([], "0 data frames"),
-        ([ROWS, ROWS], "2 data frames"),
+        ([ROWS, ROWS], "more fields or frames"),
     ],
 )
 def test_numbers_of_rows_are_checked(frames: list[np.ndarray], reason: str) -> None:
-    header = msgpack.packb([PROTOCOL_VERSION, 25, len(frames), 1, 9, 5])
+    head = header(m.GetRows, 1, 9, 5, frames=len(frames))
     with pytest.raises(RemoteProtocolError, match=reason):
-        decode([header, *(frame.tobytes() for frame in frames)])
+        decode([head, *(frame.tobytes() for frame in frames)])
