@@ -276,6 +276,7 @@ def run_script(document: ScriptDocument) -> None:
     A process that the script forks ends here: what follows in the worker is not its work.
     """
     worker = os.getpid()
+    sys.modules["__mp_main__"] = _PresentMain("__mp_main__")
     try:
         if document.module:
             runpy.run_module(document.script, run_name="__main__", alter_sys=True)
@@ -289,6 +290,15 @@ def run_script(document: ScriptDocument) -> None:
         raise
     if os.getpid() != worker:
         _end_fork(SystemExit())
+
+
+class _PresentMain(ModuleType):
+    """The module of a process that `multiprocessing` has spawned, by whose name it sends objects of
+    the script's classes: here they are in the present `__main__`.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
 
 
 def _run_file(script: str) -> None:

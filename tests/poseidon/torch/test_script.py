@@ -65,7 +65,8 @@ def events_of(
     script.write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
     given = {"script": str(script), "arguments": ("a", "--b"), "prints": Prints.STDOUT, **fields}
     document = ScriptDocument(job="j", output=str(folder), **given)
     launcher = RecordingConnection()
@@ -245,6 +246,34 @@ def test_a_script_has_the_names_that_plain_python_gives_it(
     assert run(tmp_path, NAMES, monkeypatch) == (0, {"event": "done"})
     assert Path("found").read_text() == expected
     assert sys.modules["__main__"].count == 0  # what its threads and exit functions pickle
+
+
+SENDS_ITS_OWN_CLASS = """
+import multiprocessing
+class Batch:
+    size = 3
+def send(queue):
+    queue.put(Batch())
+if __name__ == "__main__":
+    processes = multiprocessing.get_context("spawn")
+    queue = processes.SimpleQueue()
+    process = processes.Process(target=send, args=(queue,))
+    process.start()
+    with open("said", "w") as file:
+        file.write(str(queue.get().size))
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_a_spawned_process_sends_objects_of_the_scripts_classes(
+    module: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process of a DataLoader does whose `collate_fn` returns a named tuple."""
+    monkeypatch.chdir(tmp_path)
+    names = {"script": "script", "module": True} if module else {}
+    assert run(tmp_path, SENDS_ITS_OWN_CLASS, monkeypatch, **names) == (0, {"event": "done"})
+    assert Path("said").read_text() == "3"
 
 
 MODULE = """
