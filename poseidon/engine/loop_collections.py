@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.base.call_names import DISTRIBUTE, LEAVING, STEP
+from poseidon.engine.memory import is_failure
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.errors import UsageError, described
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
@@ -138,7 +139,7 @@ class LoopCollections:
 
         What the exchange has raised, such as the loss of a worker, the launcher knows already.
         """
-        if not isinstance(error, Exception | SystemExit) or found_in(error):
+        if error is None or not is_failure(error) or found_in(error):
             yield
             return
         self._session.collections += 1

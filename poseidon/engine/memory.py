@@ -40,18 +40,28 @@ COSTS = struct.Struct("<dd")
 """The form in which a worker sends its `SnapshotInterval.costs`."""
 
 
-class Regrouped(BaseException):
-    """All workers pause after the same iteration, with a memory snapshot of it.
+class EndOfStart(BaseException):
+    """Ends the user's code in a start without an error of its own.
 
-    A script that catches every `Exception` does not catch it.
+    Code that catches every `Exception` does not catch it.
     """
 
 
-class StartEnded(BaseException):
-    """The waits of this start were ended by an error, and the script has gone on after it.
+def is_failure(error: BaseException | None) -> bool:
+    """Return whether the user's code has ended with an error of its own.
 
-    A script that catches every `Exception` does not catch it.
+    KeyboardInterrupt is none: all workers raise it after the same step, once the job was asked to
+    stop. An error need not be an `Exception`: a panic of a library in Rust is not.
     """
+    return error is not None and not isinstance(error, EndOfStart | KeyboardInterrupt)
+
+
+class Regrouped(EndOfStart):
+    """All workers pause after the same iteration, with a memory snapshot of it."""
+
+
+class StartEnded(EndOfStart):
+    """The waits of this start were ended by an error, and the script has gone on after it."""
 
     def __init__(self, error: ServerError) -> None:
         super().__init__(str(error))

@@ -155,7 +155,9 @@ def run_work(work: Work[Any]) -> int:
         compute_on(device, work.document)
         bind_to_gpu(device)
         done = work.run()
-    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         report_error(error, work)
         return 1
     finally:
@@ -164,7 +166,7 @@ def run_work(work: Work[Any]) -> int:
     return 0
 
 
-def report_error(error: Exception, work: Work[Any]) -> None:
+def report_error(error: BaseException, work: Work[Any]) -> None:
     """Log an error that ended the work, and report it to the launcher in one sentence."""
     error = ending(error, work.document.workers) or error
     document, location, trace = work.document, work.location(error), ""
@@ -201,7 +203,7 @@ def report_error(error: Exception, work: Work[Any]) -> None:
     )
 
 
-def _out_of_memory(error: Exception, device: str) -> str | None:
+def _out_of_memory(error: BaseException, device: str) -> str | None:
     advice = out_of_memory(error)
     return advice and out_of_memory(error, memory_in_use(torch.device(device)))
 

@@ -64,7 +64,7 @@ class Work(ABC, Generic[Document]):
         """
 
     @abstractmethod
-    def location(self, error: Exception) -> str:
+    def location(self, error: BaseException) -> str:
         """Return the line of the user's own code where an error was raised; empty: elsewhere."""
 
 

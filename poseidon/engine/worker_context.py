@@ -17,7 +17,7 @@ from torch import nn
 
 from poseidon.base.call_names import OF_TORCH
 from poseidon.engine.logged_values import Value, check
-from poseidon.engine.memory import ScriptMemory, StartEnded
+from poseidon.engine.memory import ScriptMemory, StartEnded, is_failure
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshot_files import WrittenSnapshot
@@ -277,7 +277,7 @@ class WorkerContext:
         After an exception, which the other workers may not have, it waits for them for `LEAVE_S`.
         They may wait for another call of this one, which reports its exception after that.
         """
-        if not isinstance(error, Exception | SystemExit):
+        if error is None or not is_failure(error):
             yield
             return
         timer = threading.Timer(LEAVE_S, self.fail, [error])

@@ -28,7 +28,7 @@ from poseidon.base.paths import module_file
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.logged_values import LoggedValues, Value
-from poseidon.engine.memory import ScriptMemory, StartEnded
+from poseidon.engine.memory import EndOfStart, ScriptMemory, StartEnded, is_failure
 from poseidon.engine.observation import Observation, combined_statistics
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import LoopPosition
@@ -75,7 +75,7 @@ class ScriptEnded(PoseidonError):
         self.exit_code = code if isinstance(code, int) else 1
 
 
-class NeedsOthers(BaseException):
+class NeedsOthers(EndOfStart):
     """A script that is prepared beside its job has come to the first call that waits for others."""
 
 
@@ -101,7 +101,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._own_time: OwnTime | None = None
         self._file = str((document.module and module_file(document.script)) or document.script)
 
-    def location(self, error: Exception) -> str:
+    def location(self, error: BaseException) -> str:
         """See `Work`: the script, with the line if there is one."""
         return place_of(error, self._file)
 
@@ -184,8 +184,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                     if end.code not in (None, 0):
                         context.fail(end)
                         raise
-                except Exception as error:
-                    context.fail(error)
+                except BaseException as error:
+                    if is_failure(error):
+                        context.fail(error)
                     raise
         except StartEnded as end:
             raise end.error from None

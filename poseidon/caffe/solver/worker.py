@@ -109,7 +109,7 @@ class SolverWork(TrainingWork[JobDocument]):
         """Of each trained tensor, where a start cannot find it out again."""
         self._began_s: float | None = None
 
-    def location(self, error: Exception) -> str:
+    def location(self, error: BaseException) -> str:
         """See `Work`: a line of the modules that register layers."""
         return location_in(self.document.imports, error)
 

@@ -171,7 +171,7 @@ class ExtractionWork(Work[Extraction]):
 
     document_class = Extraction
 
-    def location(self, error: Exception) -> str:
+    def location(self, error: BaseException) -> str:
         """See `Work`: a line of the modules that register layers."""
         return location_in(self.document.imports, error)
 

@@ -225,7 +225,7 @@ def test_a_mean_of_one_worker_while_another_waits_in_its_step(how: How) -> None:
     ) in map(str, failures)
 
 
-@pytest.mark.parametrize("error", [SystemExit(0), ValueError("odd batch")])
+@pytest.mark.parametrize("error", [SystemExit(0), ValueError("odd batch"), GeneratorExit("x")])
 def test_an_exception_of_one_worker_while_another_waits_for_it_elsewhere(
     error: BaseException,
 ) -> None:

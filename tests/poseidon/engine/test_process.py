@@ -32,7 +32,7 @@ class Failing(Work[WorkerDocument]):
             raise self.result
         return self.result
 
-    def location(self, error: Exception) -> str:
+    def location(self, error: BaseException) -> str:
         return self.place
 
 

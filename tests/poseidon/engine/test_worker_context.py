@@ -9,6 +9,7 @@ import pytest
 
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import WorkerContext
+from poseidon.errors import described
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS
@@ -37,7 +38,7 @@ def test_the_job_sees_the_loops_together() -> None:
     )
 
 
-@pytest.mark.parametrize("error", [ValueError("odd batch"), SystemExit(0)])
+@pytest.mark.parametrize("error", [ValueError("odd batch"), SystemExit(0), GeneratorExit()])
 def test_after_an_exception_an_exchange_that_closes_does_not_wait_for_ever(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +47,7 @@ def test_after_an_exception_an_exchange_that_closes_does_not_wait_for_ever(
     job.member.network.interruption.on_interrupt(lambda _: ended.set())
     with job.closing(error):
         assert ended.wait(50)
-    text = f"the script ended while other workers waited for it: {type(error).__name__}: {error}"
+    text = f"the script ended while other workers waited for it: {described(error)}"
     assert str(job.member.network.interruption.error) == text
 
 

@@ -84,6 +84,11 @@ def events_of(
         ("\nraise ValueError('x\\n  y')", "worker 0: script.py, line 2: ValueError", 1),
         ("import sys\nsys.exit(3)", "worker 0: script.py, line 2", 3),
         ("import sys\nsys.exit('no')", "worker 0: script.py, line 2", 1),
+        (
+            "class Panic(BaseException): pass\nraise Panic('x')",
+            "worker 0: script.py, line 2: Panic: x (details in ",
+            1,
+        ),
         ("x = 1\nif x\n  pass", "worker 0: script.py, line 2: SyntaxError", 1),
         (
             "import poseidon, torch\nposeidon.distribute(torch.nn.ReLU(), poseidon.SGD(lr=1))",
