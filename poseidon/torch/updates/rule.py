@@ -155,8 +155,9 @@ class RuleUpdate(GroupUpdate):
                 loop.on(LoopEvent.STEP)
                 loop.collections.finish_step()
                 loop.compare(settles=True)
-            # a graph of the step before is not to be used again
             for parameter in self._trained.values():
+                parameter.grad = None  # of one without elements, which is not exchanged
+                # a graph of the step before is not to be used again
                 torch.autograd.graph.increment_version(parameter)
             self._note_values()
             loop.reads.leave()

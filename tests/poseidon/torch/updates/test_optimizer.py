@@ -176,6 +176,29 @@ def test_unless_the_job_names_an_exchange_all_gradients_go_to_the_shards(
     together(3, build, adamw, body, options=options, member=of_kind(kind))
 
 
+class WithEmpty(nn.Linear):
+    """A layer with a parameter of no elements, as of an adapter of rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+        self.empty = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.empty.sum()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_parameter_without_elements_has_nothing_to_train(workers: int) -> None:
+    def body(net: nn.Module, group: Group) -> None:
+        for _ in range(3):
+            net(torch.ones(2, 5)).sum().backward()
+            group.step()
+            assert all(parameter.grad is None for parameter in net.parameters())
+
+    ends = together(workers, lambda _: WithEmpty(), sgd, body, options=ON_SHARDS)
+    assert [end["empty"].shape for end in ends] == [(0, 3)] * workers
+
+
 def test_muon_is_torchs() -> None:
     member = of_kind(ExchangeKind.SERVER)
     assert_close(train(muon_alone, member=member), alone(muon_alone))
