@@ -26,11 +26,11 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
-from poseidon.torch.sampler import SharedSampler
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, job_addresses
 from tests.support.module_groups import worker_contexts
 from tests.support.page_runner import PROGRAM
+from tests.support.samplers import sampler_of
 from tests.support.thread_streams import streams_of_threads
 
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -147,7 +147,7 @@ def trained_plainly(
     model: nn.Module = names["build_model"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     scheduler = StepLR(optimizer, 2, falls)
-    sampler = SharedSampler(names["dataset"], own=range(1), workers=1)
+    sampler = sampler_of(names["dataset"], own=range(1), workers=1)
     loader = DataLoader(names["dataset"], batch_size=workers * BATCH, sampler=sampler)
     for _ in range(epochs):
         for x, y in loader:

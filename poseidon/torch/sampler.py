@@ -27,8 +27,12 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def _number_of_records(dataset: Sized) -> int:
-    """Return the length of a dataset whose records have numbers."""
+def number_of_records(dataset: Sized) -> int:
+    """Return the length of a dataset whose records have numbers.
+
+    Raises:
+        UsageError: it has no records, or none by number.
+    """
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UsageError(
@@ -37,11 +41,14 @@ def _number_of_records(dataset: Sized) -> int:
             "itertools.islice(records, group.rank, None, group.size)"
         )
     try:
-        return len(dataset)
+        records = len(dataset)
     except TypeError as error:
         raise UsageError(
             f"sampler() and loader() need the number of records, but {name} has no len()"
         ) from error
+    if records == 0:
+        raise UsageError("the dataset is empty")
+    return records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +56,20 @@ class SampleOrder:
     """The order of a dataset's records in each epoch, and which of them each virtual worker has.
 
     Attributes:
-        unfilled, turn: see `SharedSampler`.
+        workers: number of virtual workers.
+        seed: of the orders; the same on every worker.
+        unfilled: records of a batch, if each record comes once in an epoch and the last batches
+            are shorter; 0: the order wraps around.
+        turn: records of a virtual worker in an iteration. All have whole turns in an epoch, and
+            those of one process take turns. 0: unknown, with one virtual worker a process only.
     """
 
     records: int
     workers: int
-    shuffle: bool
-    seed: int
-    unfilled: int
-    turn: int
+    shuffle: bool = True
+    seed: int = 0
+    unfilled: int = 0
+    turn: int = 0
 
     def of_epoch(self, epoch: int) -> list[int]:
         """Return the indices of all records in their order."""
@@ -91,15 +103,11 @@ class SharedSampler(Sampler[int]):
     Each iteration over it is one epoch; the next one has a different order.
 
     Args:
+        order: of the records of the dataset.
         own: the virtual workers of this worker.
-        seed: of the orders; the same on every worker.
         on_read: called with a virtual worker before each of its records that is drawn.
         on_return: called with a virtual worker before its first record when an epoch is resumed in
             its middle.
-        unfilled: records of a batch, if each record comes once in an epoch and the last batches
-            are shorter; 0: the order wraps around.
-        turn: records of a virtual worker in an iteration. All have whole turns in an epoch, and
-            this worker's take turns. 0: unknown, with one virtual worker only.
 
     Attributes:
         epoch: the next epoch to begin, from 0; after `load_state_dict` the epoch of the saved
@@ -110,28 +118,14 @@ class SharedSampler(Sampler[int]):
     def __init__(
         self,
         dataset: Sized,
+        order: SampleOrder,
         *,
         own: range,
-        workers: int,
-        shuffle: bool = True,
-        seed: int = 0,
         on_read: Callable[[int], None] = _nothing,
         on_return: Callable[[int], None] = _nothing,
-        unfilled: int = 0,
-        turn: int = 0,
     ) -> None:
-        records = _number_of_records(dataset)
-        if records == 0:
-            raise UsageError("the dataset is empty")
         self.own = own
-        self._order = SampleOrder(
-            records=records,
-            workers=workers,
-            shuffle=shuffle,
-            seed=seed,
-            unfilled=unfilled,
-            turn=turn,
-        )
+        self._order = order
         self._on_read = on_read
         self._on_return = on_return
         self._within = False  # an epoch has begun, and its loop has not ended
@@ -146,14 +140,12 @@ class SharedSampler(Sampler[int]):
         except TypeError:  # a list
             self._dataset = lambda: dataset
 
-    def continues(
-        self, dataset: Sized, *, shuffle: bool, seed: int, unfilled: int, turn: int
-    ) -> bool:
+    def continues(self, dataset: Sized, order: SampleOrder) -> bool:
         """Return whether a new sampler continues this one's epochs: it is of the same dataset, in
-        orders with the same seed, and a loop has begun.
+        the same orders, and a loop has begun.
         """
-        order = replace(self._order, shuffle=shuffle, seed=seed, unfilled=unfilled, turn=turn)
-        return self.begun > 0 and self._dataset() is dataset and self._order == order
+        same = replace(order, records=self._order.records)
+        return self.begun > 0 and self._dataset() is dataset and self._order == same
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of this worker in the next epoch; in a resumed epoch, those not

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from poseidon.engine.leaf import Found, Leaf, Scope
-from poseidon.engine.random_streams import RandomStreams, seed_of
+from poseidon.engine.random_streams import seed_of
 from poseidon.errors import UsageError
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import RandomStates
-from poseidon.torch.sampler import SharedSampler
+from poseidon.torch.sampler import SampleOrder, SharedSampler, number_of_records
 from poseidon.torch.sync_norm import SyncNorms
-from poseidon.torch.weights import Batch, BatchWeights
+from poseidon.torch.weights import Batch
 
 _END = object()
 
@@ -48,11 +48,8 @@ class SharedLoader(DataLoader[Any]):
 
     Args:
         dataset: with records by number.
-        passes: batches of a virtual worker in an iteration.
-        weights: of the batches that are delivered.
-        streams: returns the random streams of the virtual workers.
+        loop: of the group.
         between: called between two iterations, before the first batch of each.
-        left_out: returns the iterations that the job has made without this worker so far.
         arguments: DataLoader's others.
     """
 
@@ -61,12 +58,8 @@ class SharedLoader(DataLoader[Any]):
         dataset: Dataset[Any],
         sampler: SharedSampler,
         batch_size: int,
-        *,
-        passes: int,
-        weights: BatchWeights,
-        streams: Callable[[], RandomStreams],
+        loop: GroupLoop,
         between: Callable[[], None],
-        left_out: Callable[[], int],
         **arguments: Any,
     ) -> None:
         for name in ("sampler", "batch_sampler"):
@@ -77,11 +70,9 @@ class SharedLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size=batch_size, sampler=sampler, **arguments)
         self._shared = sampler
         self._records = batch_size
-        self._passes = passes
-        self._weights = weights
-        self._streams = streams
+        self._passes = loop.plan.options.passes
+        self._loop = loop
         self._between = between
-        self._left_out = left_out
         self._of = {
             v: DataLoader(
                 dataset,
@@ -113,9 +104,10 @@ class SharedLoader(DataLoader[Any]):
         self._check_passes()
         begun = self._shared.begun
         batches = self._begin_each()
-        first, done, left_out = self._shared.position, 0, self._left_out()
+        session = self._loop.session
+        first, done, left_out = self._shared.position, 0, session.left_out
         while True:
-            more, left_out = self._left_out() - left_out, self._left_out()
+            more, left_out = session.left_out - left_out, session.left_out
             if more:
                 self._shared.leave_out(more * self._passes * self._records)
                 batches, first, done = self._begin_each(), self._shared.position, 0
@@ -132,19 +124,19 @@ class SharedLoader(DataLoader[Any]):
                     records = self._shared.batch_records(
                         first + place * self._records, self._records
                     )
-                    self._weights.note(records, virtual_worker)
+                    self._loop.weights.note(records, virtual_worker)
                     yield batch
                     self._shared.check_loop(begun)
             if not delivered:
                 break
             done += self._passes
-        self._weights.note((), 0)
+        self._loop.weights.note((), 0)
         self._enter(None)
         self._shared.end()
 
     def _enter(self, virtual_worker: int | None) -> None:
         """Begin to fetch a virtual worker's batch; None: the epoch has ended."""
-        streams = self._streams()
+        streams = self._loop.streams
         streams.enter(virtual_worker)
         streams.delivered = virtual_worker
 
@@ -154,7 +146,7 @@ class SharedLoader(DataLoader[Any]):
         """
         found: dict[int, Iterator[Any]] = {}
         number: int | None = None
-        if self.generator is not None and self._streams().divided:
+        if self.generator is not None and self._loop.streams.divided:
             place = torch.empty((), dtype=torch.int64, device=self.generator.device)
             number = int(place.random_(generator=self.generator))
         for virtual_worker, loader in self._of.items():
@@ -227,17 +219,23 @@ class SharedData:
     ) -> SharedSampler:
         """Return a new sampler, or the earlier one whose epochs continue in it."""
         tree = self._loop.tree
-        order: Any = {"shuffle": shuffle, "seed": seed, "unfilled": unfilled, "turn": turn}
+        order = SampleOrder(
+            records=number_of_records(dataset),
+            workers=tree.count,
+            shuffle=shuffle,
+            seed=seed,
+            unfilled=unfilled,
+            turn=turn,
+        )
         for sampler in self._samplers:
-            if sampler.continues(dataset, **order):
+            if sampler.continues(dataset, order):
                 return sampler
         sampler = SharedSampler(
             dataset,
+            order,
             own=tree.own,
-            workers=tree.count,
             on_read=self._loop.streams.begin_reading,
             on_return=self._random.put_again,
-            **order,
         )
         self._samplers.append(sampler)
         if self._unclaimed:
@@ -266,11 +264,8 @@ class SharedData:
             dataset,
             sampler,
             batch_size,
-            passes=self._loop.plan.options.passes,
-            weights=self._loop.weights,
-            streams=lambda: self._loop.streams,
-            between=self._between,
-            left_out=lambda: self._loop.session.left_out,
+            self._loop,
+            self._between,
             **arguments,
         )
 

@@ -13,11 +13,12 @@ from torch.utils.data import IterableDataset
 import poseidon
 from poseidon.errors import UsageError
 from poseidon.torch.sampler import SharedSampler
+from tests.support.samplers import sampler_of
 
 
 def samplers(records: int, workers: int, **settings: object) -> list[SharedSampler]:
     return [
-        SharedSampler(range(records), own=range(rank, rank + 1), workers=workers, **settings)  # type: ignore[arg-type]
+        sampler_of(range(records), own=range(rank, rank + 1), workers=workers, **settings)
         for rank in range(workers)
     ]
 
@@ -93,9 +94,9 @@ def test_an_empty_dataset_is_refused() -> None:
 
 
 def test_the_order_does_not_depend_on_the_scripts_default_device() -> None:
-    expected = list(SharedSampler(range(5), own=range(1), workers=1))
+    expected = list(sampler_of(range(5), own=range(1), workers=1))
     with torch.device("meta"):
-        assert list(SharedSampler(range(5), own=range(1), workers=1)) == expected
+        assert list(sampler_of(range(5), own=range(1), workers=1)) == expected
 
 
 def test_a_place_within_an_epoch_is_gone_on_from() -> None:
@@ -103,15 +104,15 @@ def test_a_place_within_an_epoch_is_gone_on_from() -> None:
     that the saved run was in.
     """
     returned: list[int] = []
-    first = SharedSampler(range(10), own=range(1, 2), workers=2)
-    whole = SharedSampler(range(10), own=range(1, 2), workers=2)
+    first = sampler_of(range(10), own=range(1, 2), workers=2)
+    whole = sampler_of(range(10), own=range(1, 2), workers=2)
     _, expected = [list(whole) for _ in range(2)]
     list(first)
     epoch = iter(first)
     assert [next(epoch) for _ in range(2)] == expected[:2]
     state = first.state_dict()
     assert (state["epoch"], state["position"], first.position) == (1, 2, 2)
-    again = SharedSampler(range(10), own=range(1, 2), workers=2, on_return=returned.append)
+    again = sampler_of(range(10), own=range(1, 2), workers=2, on_return=returned.append)
     again.load_state_dict(state)
     assert (again.epoch, again.position) == (1, 2)
     again.set_epoch(1)
@@ -125,7 +126,7 @@ def test_a_place_within_an_epoch_is_gone_on_from() -> None:
 @pytest.mark.parametrize("own", [range(3), range(1, 3)])
 def test_a_sampler_with_a_batch_size_gives_whole_batches_in_turn(own: range) -> None:
     def batches(some: range) -> list[list[int]]:
-        sampler = SharedSampler(range(20), own=some, workers=3, turn=4)
+        sampler = sampler_of(range(20), own=some, workers=3, turn=4)
         order = list(sampler)
         assert len(order) == len(sampler)
         return [order[start : start + 4] for start in range(0, len(order), 4)]

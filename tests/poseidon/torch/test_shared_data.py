@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from poseidon.errors import UsageError
 from poseidon.torch.sampler import SharedSampler
 from poseidon.torch.shared_data import SharedLoader
 from poseidon.torch.weights import BatchWeights
+from tests.support.samplers import sampler_of
 
 
 def loader_of(
@@ -21,26 +23,23 @@ def loader_of(
     batch_size: int,
     *,
     passes: int = 1,
+    streams: RandomStreams | None = None,
     **arguments: Any,
 ) -> SharedLoader:
     """Return a loader without a group."""
-    return SharedLoader(
-        data,
-        sampler,
-        batch_size,
-        passes=passes,
+    loop: Any = SimpleNamespace(
+        plan=SimpleNamespace(options=SimpleNamespace(passes=passes)),
         weights=BatchWeights(workers=5),
-        streams=lambda: RandomStreams(sampler.own, None, torch.device("cpu"), divided=False),
-        between=lambda: None,
-        left_out=lambda: 0,
-        **arguments,
+        streams=streams or RandomStreams(sampler.own, None, torch.device("cpu"), divided=False),
+        session=SimpleNamespace(left_out=0),
     )
+    return SharedLoader(data, sampler, batch_size, loop, lambda: None, **arguments)
 
 
 def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
     records = TensorDataset(torch.arange(5))
     for arguments in ({}, {"drop_last": True}):
-        sampler = SharedSampler(records, own=range(1), workers=1, shuffle=False)
+        sampler = sampler_of(records, own=range(1), workers=1, shuffle=False)
         loader = loader_of(records, sampler, 2, **arguments)
         places = [(loader.position, sampler.state_dict()["epoch"]) for _ in loader]
         assert places == [(batch, 0) for batch in range(1, len(loader) + 1)]
@@ -48,7 +47,7 @@ def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
 
 
 def test_a_loader_has_a_sampler_of_its_own() -> None:
-    sampler = SharedSampler(range(4), own=range(1), workers=1)
+    sampler = sampler_of(range(4), own=range(1), workers=1)
     with pytest.raises(UsageError, match="makes its own sampler"):
         loader_of(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
 
@@ -57,7 +56,7 @@ def read_in_turn(own: range, passes: int, records: int, **arguments: Any) -> lis
     """Return the records of each batch of 5 virtual workers' loader, two epochs."""
     data = TensorDataset(torch.arange(records))
     unfilled = 2 if arguments.pop("uneven", False) else 0
-    sampler = SharedSampler(data, own=own, workers=5, unfilled=unfilled)
+    sampler = sampler_of(data, own=own, workers=5, unfilled=unfilled)
     loader = loader_of(data, sampler, 2, passes=passes, **arguments)
     found = [batch.tolist() for _ in range(2) for (batch,) in loader]
     assert len(found) == 2 * len(loader)
@@ -91,14 +90,14 @@ def test_a_process_reads_the_batches_of_its_virtual_workers_in_turn(
 
 def test_a_process_resumes_all_of_its_virtual_workers() -> None:
     data = TensorDataset(torch.arange(30))
-    samplers = [SharedSampler(data, own=range(2), workers=3) for _ in range(2)]
+    samplers = [sampler_of(data, own=range(2), workers=3) for _ in range(2)]
     first, second = (loader_of(data, sampler, 2) for sampler in samplers)
     whole = [batch.tolist() for (batch,) in first]
     epoch = iter(second)
     for _ in range(4):
         next(epoch)
     assert second.position == 4
-    again = SharedSampler(data, own=range(1, 3), workers=3)
+    again = sampler_of(data, own=range(1, 3), workers=3)
     again.load_state_dict(samplers[1].state_dict())
     rest = [batch.tolist() for (batch,) in loader_of(data, again, 2)]
     assert rest[::2] == whole[5::2]
@@ -106,7 +105,7 @@ def test_a_process_resumes_all_of_its_virtual_workers() -> None:
 
 def test_passes_are_whole_steps_of_several_virtual_workers() -> None:
     data = TensorDataset(torch.arange(12))
-    loader = loader_of(data, SharedSampler(data, own=range(2), workers=2), 2, passes=2)
+    loader = loader_of(data, sampler_of(data, own=range(2), workers=2), 2, passes=2)
     with pytest.raises(UsageError, match="each virtual worker has 3 batches in this epoch, which "):
         next(iter(loader))
 
@@ -130,18 +129,8 @@ def test_loader_processes_draw_numbers_of_each_virtual_worker(
         arguments = {"generator": torch.Generator().manual_seed(5)} if own_generator else {}
         streams = RandomStreams(own, 7 if is_told else None, torch.device("cpu"))
         data = Noise(torch.arange(8))
-        loader = SharedLoader(
-            data,
-            SharedSampler(data, own=own, workers=2),
-            4,
-            passes=1,
-            weights=BatchWeights(workers=2),
-            streams=lambda: streams,
-            between=lambda: None,
-            left_out=lambda: 0,
-            num_workers=1,
-            **arguments,
-        )
+        sampler = sampler_of(data, own=own, workers=2)
+        loader = loader_of(data, sampler, 4, streams=streams, num_workers=1, **arguments)
         try:
             return [batch.tolist() for _ in range(2) for batch in loader]
         finally:
