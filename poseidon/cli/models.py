@@ -46,7 +46,7 @@ from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import DataError, UsageError, counted
 from poseidon.pycaffe.draw import extension_of, get_pydot_graph, render
 from poseidon.pycaffe.net_picture import picture_graph
-from poseidon.torch.shards import consolidate
+from poseidon.torch.checkpoint_file import consolidate
 from ps_server.numerics import prepare_process
 
 

@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from poseidon.base import glog
 from poseidon.engine.document import TrainingDocument, WorkerDocument, document_of
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
-from poseidon.engine.memory import Regrouped
+from poseidon.engine.memory import Regrouped, Snapshot
 from poseidon.engine.observation import log_plan, open_trace
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshot_files import WrittenSnapshot
@@ -135,14 +135,9 @@ class TrainingWork(Work[Training]):
         )
 
     @property
-    def kept_iteration(self) -> int | None:
-        """The iteration of the newest memory snapshot that this worker can start others from."""
+    def newest_kept(self) -> Snapshot[Any] | None:
+        """The newest memory snapshot that this worker can start others from."""
         return None
-
-    @property
-    def keeps_part(self) -> bool:
-        """Whether that snapshot is this worker's part of a module that is divided."""
-        return False
 
     def prepare(self) -> None:
         """Do beside a job what its next start would wait for."""
@@ -160,7 +155,7 @@ class TrainingWork(Work[Training]):
         """
         if self.document.aside:
             self.prepare()
-            self.pause(None)
+            self.pause()
             return False
         message, regrouped = "", False
         try:
@@ -175,7 +170,7 @@ class TrainingWork(Work[Training]):
             message = "" if self.launcher.is_asked_to_pause else str(lost)
         else:
             return True
-        self.pause(self.kept_iteration, message, regrouped=regrouped)
+        self.pause(message, regrouped=regrouped)
         return False
 
     def pauses_after(self, error: ServerError) -> bool:
@@ -185,9 +180,11 @@ class TrainingWork(Work[Training]):
         lost = isinstance(error, PeerLost | StalenessTimeout)
         return self.document.copies > 0 and (lost or self.launcher.is_asked_to_pause)
 
-    def pause(self, snapshot: int | None, message: str = "", *, regrouped: bool = False) -> None:
+    def pause(self, message: str = "", *, regrouped: bool = False) -> None:
         """Wait for the document of the next start; see `LauncherConnection.pause`."""
-        found = self.launcher.pause(snapshot, message, regrouped=regrouped, is_part=self.keeps_part)
+        newest = self.newest_kept
+        iteration, is_part = (None, False) if newest is None else (newest.iteration, newest.is_part)
+        found = self.launcher.pause(iteration, message, regrouped=regrouped, is_part=is_part)
         self.document = document_of(type(self.document), found)
         glog.move_file(self.document.log_file)
 

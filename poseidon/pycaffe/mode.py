@@ -20,6 +20,9 @@ from poseidon.base import glog
 from poseidon.caffe.layers.base import CPU, LayerContext
 from poseidon.caffe.layers.registry import known_types
 from poseidon.caffe.net.params import derive_seed
+from poseidon.caffe.proto.definition import NetDefinition
+from poseidon.caffe.solver.replica import draws_from_process
+from poseidon.engine.random_streams import seed_generators
 from poseidon.engine.this_process import compute_as_everywhere, current_context, this_worker
 from poseidon.errors import UsageError, counted
 from ps_server.protocol.seats import Seat
@@ -174,8 +177,10 @@ def log(text: str) -> None:
     LOGGER.info(text)
 
 
-def next_seed() -> int:
-    """Return the seed of the next net."""
+def next_seed(given: int | None = None) -> int:
+    """Return the seed of the next net, which a definition may give."""
+    if given is not None:
+        return given
     seed = secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
     MODE.nets += 1
     return seed
@@ -240,6 +245,25 @@ def acting_as(rank: int, count: int) -> Iterator[None]:
 def seeds_virtual_workers() -> bool:
     """Return whether the user has set virtual workers, here or for the job."""
     return (MODE.virtual_workers or current_context().member.virtual_workers) is not None
+
+
+class ProcessSeeds:
+    """Seeds the generators of the process as `poseidon train` does, if the user has set virtual
+    workers and has layers that may draw from them.
+
+    Args:
+        job: the seed of the job.
+        train: the train net.
+    """
+
+    def __init__(self, job: int, train: NetDefinition) -> None:
+        self.job = job
+        self._draws = seeds_virtual_workers() and draws_from_process(train)
+
+    def put(self, *path: int | str) -> None:
+        """Seed them for what has this path."""
+        if self._draws:
+            seed_generators(derive_seed(self.job, *path), MODE.device)
 
 
 def _checked_rank() -> int:

@@ -280,9 +280,7 @@ class Net(NetBase):
         self._guarded(0, lambda: reset(records, numbers))
 
     def _batch(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        if not arrays:
-            return iter(())
-        return batches(arrays, next(iter(self.blobs.values())).shape[0])
+        return batches(arrays, next(iter(self.blobs.values())).shape[0]) if arrays else iter(())
 
     def _index(self, layer: str) -> int:
         if layer not in self.layer_dict:
@@ -345,14 +343,13 @@ def batches(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]
         batch = {name: np.asarray(array[start : start + size]) for name, array in arrays.items()}
         missing = start + size - count
         if missing > 0:
-            batch = {name: _padded(array, missing) for name, array in batch.items()}
+            batch = {
+                name: np.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)])
+                for name, array in batch.items()
+            }
         yield batch
 
 
 def join_batches(parts: Mapping[str, Iterable[Array]], count: int | None) -> dict[str, Array]:
     """Join the rows of all batches, without the padding: at most `count` rows."""
     return {name: np.asarray(list(rows))[:count] for name, rows in parts.items()}
-
-
-def _padded(array: Array, missing: int) -> Array:
-    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from poseidon.caffe.layers.base import LayerContext, LayerError
@@ -93,21 +94,12 @@ class NetBase:
         self._layer_names = StringVec(param.name for param in params)
         self.phase = int(state.phase)
         self.blobs: OrderedDict[str, Blob] = built.blobs
-        self.bottom_names: OrderedDict[str, list[str]] = OrderedDict(
-            zip(self._layer_names, built.bottoms, strict=True)
-        )
-        self.top_names: OrderedDict[str, list[str]] = OrderedDict(
-            zip(self._layer_names, built.tops, strict=True)
-        )
         self.blob_loss_weights: OrderedDict[str, float] = built.loss_weights
         self.layers: list[NetLayer | CaffeLayer] = LayerVec(
             _layer_of(built.compiled.definition, index, node)
             for index, node in enumerate(built.nodes)
         )
         self._blob_names = StringVec(self.blobs)
-        self.layer_dict: OrderedDict[str, NetLayer | CaffeLayer] = OrderedDict(
-            zip(self._layer_names, self.layers, strict=True)
-        )
         self.params: OrderedDict[str, BlobVec] = OrderedDict(
             (name, layer.blobs)
             for name, layer in zip(self._layer_names, self.layers, strict=True)
@@ -121,6 +113,18 @@ class NetBase:
         ]
         self.outputs = [name for name, _ in built.compiled.plan.outputs]
         self._callbacks: dict[str, list[Callback]] = {}
+
+    @cached_property
+    def bottom_names(self) -> OrderedDict[str, list[str]]:
+        return OrderedDict(zip(self._layer_names, self._built.bottoms, strict=True))
+
+    @cached_property
+    def top_names(self) -> OrderedDict[str, list[str]]:
+        return OrderedDict(zip(self._layer_names, self._built.tops, strict=True))
+
+    @cached_property
+    def layer_dict(self) -> OrderedDict[str, NetLayer | CaffeLayer]:
+        return OrderedDict(zip(self._layer_names, self.layers, strict=True))
 
     def reshape(self) -> None:
         """Reshape all blobs for the shapes of the inputs."""

@@ -13,16 +13,3 @@ from poseidon.pycaffe.solver import (
     RMSPropSolver,
     SGDSolver,
 )
-
-__all__ = [
-    "NCCL",
-    "AdaDeltaSolver",
-    "AdaGradSolver",
-    "AdamSolver",
-    "NesterovSolver",
-    "Net",
-    "RMSPropSolver",
-    "SGDSolver",
-    "Timer",
-    "io",
-]

@@ -13,48 +13,34 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import torch
-
-from poseidon.base.paths import PLACEHOLDERS
-from poseidon.caffe.net.params import derive_seed
 from poseidon.caffe.proto.caffe_pb2 import SolverParameter
-from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition, read_solver
-from poseidon.caffe.snapshot.caffemodel import model_path, state_path
-from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
-from poseidon.caffe.solver.averages import SmoothedLoss, accumulate, named_values
-from poseidon.caffe.solver.detection import Classes, DetectionTally
-from poseidon.caffe.solver.replica import draws_from_process
-from poseidon.caffe.solver.settings import SolverSettings, current_step, oddities, solver_settings
+from poseidon.caffe.proto.definition import SolverDefinition, read_solver
+from poseidon.caffe.snapshot.solverstate import learned_net, read_state
+from poseidon.caffe.solver.settings import oddities, solver_settings
 from poseidon.caffe.tools.preflight import weight_files
-from poseidon.engine.random_streams import seed_generators
-from poseidon.engine.snapshot_files import check, make_folder, seal
-from poseidon.engine.snapshot_runs import Prefixes
-from poseidon.engine.this_process import current_context
+from poseidon.engine.snapshot_files import check
 from poseidon.errors import UsageError
-from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
-from poseidon.observe.metrics.record import TestRecord, TrainRecord
+from poseidon.observe.metrics.glog_lines import done, last, solving
 from poseidon.pycaffe.mode import (
-    MODE,
+    ProcessSeeds,
     acting_as,
     context_of,
     log,
     next_seed,
     placed_virtual_workers,
-    seeds_virtual_workers,
 )
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.net_base import NetVec
-from poseidon.pycaffe.update import Array, ReplicaContributions, Updater, load_weights, total_alone
+from poseidon.pycaffe.solver_output import LOG, SolverLog, SolverSnapshots
+from poseidon.pycaffe.update import ReplicaContributions, Updater, load_weights, total_alone
 from ps_server import RuleKind
 
 Callback = Callable[[], Any]
 LOGGER = logging.getLogger("poseidon.solver")
-LOG = GlogSink(LOGGER)
 
 
 class SolverJob(Protocol):
@@ -69,106 +55,6 @@ class SolverJob(Protocol):
 
     def between(self) -> None:
         """Do what belongs between two iterations."""
-
-
-class ProcessSeeds:
-    """Seeds the generators of the process as `poseidon train` does, if the user has set virtual
-    workers and has layers that may draw from them.
-
-    Args:
-        job: the seed of the job.
-        train: the train net.
-    """
-
-    def __init__(self, job: int, train: NetDefinition) -> None:
-        self.job = job
-        self._draws = seeds_virtual_workers() and draws_from_process(train)
-
-    def put(self, *path: int | str) -> None:
-        """Seed them for what has this path."""
-        if self._draws:
-            seed_generators(derive_seed(self.job, *path), MODE.device)
-
-
-class SolverLog:
-    """What a solver logs of its iterations: the mean of the last losses, and the time."""
-
-    def __init__(self, settings: SolverSettings) -> None:
-        self._average_loss = settings.average_loss
-        self._began_s = time.monotonic()
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the losses."""
-        self._smoothed = SmoothedLoss(self._average_loss)
-
-    def add(self, loss: float) -> None:
-        """Add the loss of an iteration."""
-        self._smoothed.add(torch.tensor(loss))
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the solver was made."""
-        return time.monotonic() - self._began_s
-
-    def record(self, solver: Solver) -> TrainRecord:
-        """Return the record of the present iteration, with the mean outputs of the train nets."""
-        sums: dict[str, torch.Tensor] = {}
-        for net in solver.nets:
-            accumulate(sums, _outputs(net))
-        means = {name: total / len(solver.nets) for name, total in sums.items()}
-        return TrainRecord(
-            iteration=solver.iter,
-            loss=self._smoothed.value,
-            elapsed_s=self.elapsed_s,
-            outputs=named_values(means, solver.net.blob_loss_weights),
-            rate=solver.lr,
-        )
-
-
-class SolverSnapshots:
-    """The snapshots that a solver writes.
-
-    Attributes:
-        restored: the state that the solver has continued from.
-    """
-
-    def __init__(self, definition: SolverDefinition) -> None:
-        self._definition = definition
-        self._prefixes = Prefixes(current_context().job.name)
-        self.restored: Path | None = None
-
-    def write(self, net: Net, iteration: int, histories: tuple[tuple[Array, ...], ...]) -> None:
-        """Write a model and a state; see `Solver.snapshot`."""
-        param, prefix = self._definition.param, _prefix(self._definition)
-        hdf5 = param.snapshot_format == SolverParameter.HDF5
-        model, state = (path(prefix, iteration, hdf5=hdf5) for path in (model_path, state_path))
-        make_folder(prefix.parent)
-        ending = state.name.removeprefix(f"{prefix.name}_iter_{iteration}")
-        begun = self._prefixes.take(prefix.absolute(), ending, self.restored)
-        LOG.write(*snapshotting(str(model), str(state)))
-        save = net.save_hdf5 if hdf5 else net.save
-        save(model, param.snapshot_diff)
-        run = RunState(
-            iteration=iteration,
-            model=str(model),
-            histories=histories,
-            current_step=current_step(param, iteration),
-        )
-        write_state(state, run)
-        seal(state, model, run=begun.run)
-
-
-def _prefix(definition: SolverDefinition) -> Path:
-    """Return the prefix of snapshots, relative to the current folder as in Caffe;
-    by default the name of the solver file.
-    """
-    prefix_text = definition.param.snapshot_prefix
-    if not prefix_text or Path(prefix_text).parts[0] in PLACEHOLDERS:
-        return definition.snapshot_prefix()
-    prefix = Path(prefix_text).absolute()
-    is_folder = prefix.is_dir() or prefix_text.endswith("/")
-    return prefix / Path(definition.source).stem if is_folder else prefix
 
 
 class Solver:
@@ -187,10 +73,7 @@ class Solver:
     KIND: ClassVar[RuleKind | None] = None
 
     def __init__(self, solver_file: str | os.PathLike[str]) -> None:
-        path = Path(solver_file)
-        if not path.is_file():
-            raise FileMissing("there is no such solver definition", source=str(path))
-        definition = read_solver(path)
+        definition = _read(Path(solver_file))
         if self.KIND is not None:
             # The class takes precedence over the file, as in pycaffe.
             definition.param.type = self.KIND.value
@@ -218,7 +101,7 @@ class Solver:
         definition, seed = self._definition, self._settings.random_seed
         train = definition.net_definition()
         state = definition.train_state(train)
-        self._seeds = ProcessSeeds(next_seed() if seed is None else seed, train)
+        self._seeds = ProcessSeeds(next_seed(seed), train)
         self.nets = []
         for number in numbers:
             self._seeds.put("setup", number)
@@ -229,9 +112,7 @@ class Solver:
                 test.definition,
                 test.state,
                 # one process tests, so it reads all batches
-                context_of(
-                    test.state.phase, next_seed() if seed is None else seed, rank=0, workers=1
-                ),
+                context_of(test.state.phase, next_seed(seed), rank=0, workers=1),
             )
             for test in definition.test_nets()
         )
@@ -291,7 +172,7 @@ class Solver:
             self._snapshot_of_all()
         if settings.display and self.iter % settings.display == 0:
             self._log.add(self._last_loss())
-            LOG.write(*last(self._log.record(self)))
+            LOG.write(*last(self._log.record(self.nets, self.iter, self.lr)))
         if self._test_is_due(first=True):
             self.test_all()
         LOG.write(done())
@@ -319,8 +200,9 @@ class Solver:
 
     def test_all(self) -> None:
         """Run every test net for its test_iter batches and log the averages."""
-        for index in range(len(self.test_nets)):
-            self._test(index)
+        for index, net in enumerate(self.test_nets):
+            net.share_with(self.net)
+            self._log.test(net, index, self.iter, self.param)
 
     def snapshot(self) -> None:
         """Write `<prefix>_iter_<iter>.caffemodel` and `.solverstate`, in the solver's
@@ -371,7 +253,7 @@ class Solver:
         ]
         self._log.add(sum(losses) / len(losses))
         if settings.display and self.iter % settings.display == 0:
-            LOG.on_train(self._log.record(self))
+            LOG.on_train(self._log.record(self.nets, self.iter, self.lr))
         for _, on_gradients_ready in self._callbacks:
             on_gradients_ready()
         self._average_alone()
@@ -421,41 +303,6 @@ class Solver:
         due = bool(interval) and bool(self.test_nets) and self.iter % interval == 0
         return due and (self.iter > 0 or first) and self._contributions.process == 0
 
-    def _test(self, index: int) -> None:
-        net, iterations = self.test_nets[index], self.param.test_iter[index]
-        net.share_with(self.net)
-        LOG.begin_test(self.iter, index)
-        sums: dict[str, torch.Tensor] = {}
-        loss = 0.0
-        tally, version = DetectionTally(), self._settings.ap_version
-        for batch in range(iterations):
-            loss += net._forward(0, len(net.layers) - 1)
-            if version is not None:
-                tally.add(batch, _outputs(net))
-            else:
-                accumulate(sums, _outputs(net))
-        classes: tuple[Classes, ...] = ()
-        if version is not None:
-            outputs, classes = tally.scores(net.outputs, version)
-        else:
-            means = {name: total / iterations for name, total in sums.items()}
-            outputs = named_values(means, net.blob_loss_weights)
-        LOG.on_test(
-            TestRecord(
-                iteration=self.iter,
-                net=index,
-                elapsed_s=self._log.elapsed_s,
-                outputs=outputs,
-                loss=loss / iterations if self.param.test_compute_loss else None,
-                classes=classes if self._settings.show_per_class_result else (),
-            )
-        )
-
-
-def _outputs(net: Net) -> dict[str, torch.Tensor]:
-    """Return the net's outputs by name, as views."""
-    return {name: torch.from_numpy(net.blobs[name].data) for name in net.outputs}
-
 
 class SGDSolver(Solver):
     """Stochastic gradient descent with momentum."""
@@ -503,6 +350,10 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
         DefinitionError: a mistake in the solver or its nets.
     """
     path = Path(solver_file)
+    return _CLASSES[solver_settings(_read(path)).base_rule.kind](path)
+
+
+def _read(path: Path) -> SolverDefinition:
     if not path.is_file():
         raise FileMissing("there is no such solver definition", source=str(path))
-    return _CLASSES[solver_settings(read_solver(path)).base_rule.kind](path)
+    return read_solver(path)

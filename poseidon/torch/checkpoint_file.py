@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poseidon.engine.packed import unpacked
+import torch
+from torch import Tensor
+
+from poseidon.base.durable import replacing
+from poseidon.engine.packed import mapped, unpacked
 from poseidon.engine.snapshot_files import (
     NO_RUN,
     Run,
@@ -25,7 +29,7 @@ from poseidon.engine.snapshot_files import (
     write_atomically,
 )
 from poseidon.engine.snapshot_runs import CHECKPOINT, newest_intact, remove_older
-from poseidon.errors import SnapshotError
+from poseidon.errors import SnapshotError, described
 
 FORMAT = 1
 
@@ -134,3 +138,50 @@ def read_head(path: Path) -> CheckpointHead:
         has_virtual=bool(state.get("told", "random" in state)),
         exchange_plan=str(state.get("exchange_plan", "")),
     )
+
+
+def consolidate(parts: Path, output: Path) -> int:
+    """Write one file of a checkpoint of torch.distributed.checkpoint, and return the number of its
+    tensors. The file is for `torch.load`.
+
+    Raises:
+        SnapshotError: the folder has no such checkpoint, or the file cannot be written; an earlier
+            one is unchanged.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    if not (parts / ".metadata").is_file():
+        raise SnapshotError(
+            f"{parts} has no .metadata; expected a folder of torch.distributed.checkpoint, whose "
+            "save() has ended"
+        )
+    state: dict[str, Any] = {}
+    try:
+        _load_state_dict(
+            state,
+            storage_reader=FileSystemReader(parts),
+            planner=_EmptyStateDictLoadPlanner(),
+            no_dist=True,
+        )
+    except (
+        Exception,
+        CheckpointException,
+    ) as error:  # whatever pickle, torch and the file system raise
+        raise SnapshotError(f"{parts} is damaged: {described(error)}") from error
+    found = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal found
+        found += 1
+        return tensor
+
+    mapped(state, count)
+    try:
+        with replacing(output) as file:
+            torch.save(state, file)
+    except OSError as error:
+        raise SnapshotError(f"cannot write {output}: {error.strerror}") from error
+    return found

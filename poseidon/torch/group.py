@@ -436,7 +436,7 @@ class Group:
                 f"keep_own() has a state for each worker, {SEVERAL}; start as many workers as "
                 "virtual workers, or use keep() for what is the same on all"
             )
-        self._checkpoints.keep_own(objects)
+        self._checkpoints.kept.keep(objects, own=True)
 
     def log(self, **values: float | Tensor) -> None:
         """Log values of this worker for the job's curves, which show means over the workers.

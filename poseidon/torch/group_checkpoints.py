@@ -33,12 +33,16 @@ from ps_server.numerics import Computation
 
 
 class GroupCheckpoints:
-    """The saved states of one group."""
+    """The saved states of one group.
+
+    Attributes:
+        kept: the objects that the script keeps with the group.
+    """
 
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
         self._context = loop.context
-        self._kept = KeptLeaves(loop.tree, has_shards=bool(loop.plan.shards))
+        self.kept = KeptLeaves(loop.tree, has_shards=bool(loop.plan.shards))
         self._groups: dict[str, GroupCheckpoints] = {}
         self._resumed: Path | None = None
         """The checkpoint that this group has resumed from, on rank 0."""
@@ -53,8 +57,8 @@ class GroupCheckpoints:
                 *ModuleLeaves(loop).leaves(),
                 *CodecLeaves(loop).leaves(),
                 *loop.update.leaves(),
-                loop.tables.leaf(self._tables_are_here),
-                *self._kept.leaves(),
+                loop.tables.leaf(self._wait_for_rows),
+                *self.kept.leaves(),
             ]
         )
 
@@ -123,8 +127,7 @@ class GroupCheckpoints:
                 "it continues correctly, but not with the bits of an uninterrupted run"
             )
 
-    def _tables_are_here(self) -> None:
-        """Wait until the shards have the rows of all tables."""
+    def _wait_for_rows(self) -> None:
         if self._loop.plan.tables and self._context.worker.size > 1:
             self._loop.collections.gather(b"")
 
@@ -141,12 +144,8 @@ class GroupCheckpoints:
                     f"keep() was given '{name}', which has row tables, whose rows are in separate "
                     "files; call save(prefix) of that group"
                 )
-        self._kept.keep(objects)
+        self.kept.keep(objects)
         self._groups.update(groups)
-
-    def keep_own(self, objects: Mapping[str, Kept]) -> None:
-        """See `Group.keep_own`."""
-        self._kept.keep(objects, own=True)
 
     def state(
         self, call: str, *, keeps: bool | None = None, of_plane: bool = False
@@ -238,8 +237,10 @@ class GroupCheckpoints:
         if prefix is None:
             self._check_first("resume")
         if memory is not None and memory.resume():
-            return self.load("resume", memory.content, MEMORY, root=self._root_of_memory)
-        path = context.checkpoint if self._awaits and context.number == 0 else None
+            root = context.member.plane_ranks[0] if self._is_divided else 0
+            return self.load("resume", memory.content, MEMORY, root=root)
+        awaits = self._loop.session.state is State.AWAITING
+        path = context.checkpoint if awaits and context.number == 0 else None
         if prefix is None and context.folder is None:
             prefix = context.prefix
         if path is None and prefix is not None and self._is_root:
@@ -327,11 +328,6 @@ class GroupCheckpoints:
         groups = (self, *self._groups.values())
         return any(group._loop.plan.shards for group in groups)
 
-    @property
-    def _root_of_memory(self) -> int:
-        """The worker that this one gets its state in memory from."""
-        return self._context.member.plane_ranks[0] if self._is_divided else 0
-
     def _is_whole(self) -> bool:
         """Return whether the state of this group and of those given to `keep` is all that the
         job trains, after a step that ends a round of local steps, if it has them.
@@ -348,10 +344,6 @@ class GroupCheckpoints:
     @property
     def _is_root(self) -> bool:
         return self._context.worker.rank == 0
-
-    @property
-    def _awaits(self) -> bool:
-        return self._loop.session.state is State.AWAITING
 
     def _check_first(self, call: str) -> None:
         """Refuse a checkpoint without a name that is not of the job's first group."""

@@ -24,17 +24,9 @@ from poseidon.engine.packed import on_host
 from poseidon.engine.state_tree import StateTree
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import is_sharded, local_of
+from poseidon.torch.divided_states import divided, leaf_of_named, part_of, shared_leaf
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.own_states import OwnBuffers
-from poseidon.torch.shards import (
-    divided,
-    divided_by_name,
-    gathered,
-    leaf_of_parts,
-    part_of,
-    parts,
-    whole,
-)
 from ps_server import RuleKind
 
 _DIGEST_BYTES = 32
@@ -50,14 +42,13 @@ class ModuleLeaves:
         self._own = OwnBuffers(loop.module, loop.plan.rest, len(loop.tree.own))
 
     def leaves(self) -> list[Leaf]:
-        model = Leaf(
-            name="model",
-            scope=Scope.SHARED,
+        is_divided = bool(self._loop.plan.shards)
+        model = shared_leaf(
+            "model",
+            self._module.state_dict,
+            is_divided=is_divided,
             stage=LeafStage.MODULE,
-            read=lambda: on_host(self._module.state_dict()),
-            collect=self._collect if self._loop.plan.shards else None,
-            parts=lambda: parts(self._module.state_dict()),
-            write=self._write_parts if self._loop.plan.shards else self._write,
+            write=self._write_parts if is_divided else self._write,
         )
         buffers = Leaf(
             name="buffers",
@@ -77,9 +68,6 @@ class ModuleLeaves:
             raise SnapshotError(
                 f"the checkpoint is of a different module: {_in_a_line(error)}"
             ) from error
-
-    def _collect(self, keeps: bool, _: bool) -> Any:
-        return whole(self._module.state_dict(), keeps=keeps)
 
     def _write_parts(self, found: Found) -> None:
         """Write this worker's parts of the tensors of a module that is divided."""
@@ -185,12 +173,8 @@ class CodecLeaves:
         }
         if not like:
             return masters
-        return leaf_of_parts(
-            masters,
-            lambda own, keeps: gathered(own, like, lambda _, none: none, keeps=keeps),
-            lambda value: divided_by_name(value, like),
-            self._loop.context.member,
-        )
+        member = self._loop.context.member
+        return leaf_of_named(masters, like, lambda _, none, __: none, member)
 
     def _without_masters(self, held_back: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         self._masters_read = self._loop.masters.from_shards(held_back[0])
@@ -244,26 +228,20 @@ class KeptLeaves:
         (self._own if own else self._shared).update(objects)
 
     def leaves(self) -> list[Leaf]:
-        shared = Leaf(
-            name="kept",
-            scope=Scope.SHARED,
-            read=lambda: _states(self._shared),
-            collect=self._collect if self._has_shards else None,
-            parts=lambda: {name: parts(kept.state_dict()) for name, kept in self._shared.items()},
+        shared = shared_leaf(
+            "kept",
+            lambda: _states(self._shared),
+            is_divided=self._has_shards,
             write=lambda found: _load(self._shared, found.shared, "keep", self._parts),
         )
         own = Leaf(
             name="kept",
             scope=Scope.VIRTUAL,
-            read=lambda: [_states(self._own) for _ in self._tree.own],
+            read=lambda: [on_host(_states(self._own)) for _ in self._tree.own],
             write=lambda found: _load(self._own, (found.mine or [{}])[0] or {}, "keep_own"),
             resize=self._resize,
         )
         return [shared, own]
-
-    def _collect(self, keeps: bool, _: bool) -> dict[str, Any]:
-        found = {name: kept.state_dict() for name, kept in self._shared.items()}
-        return {name: whole(state, keeps=keeps) for name, state in found.items()}
 
     def _parts(self, state: Any, kept: Kept) -> Any:
         return divided(state, kept.state_dict()) if self._has_shards else state
@@ -279,7 +257,7 @@ class KeptLeaves:
 
 
 def _states(objects: Mapping[str, Kept]) -> dict[str, Any]:
-    return {name: on_host(kept.state_dict()) for name, kept in objects.items()}
+    return {name: kept.state_dict() for name, kept in objects.items()}
 
 
 def _load(

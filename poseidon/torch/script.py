@@ -13,34 +13,31 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 import torch.distributed
-from torch import nn
 
 from poseidon.base.paths import module_file
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
-from poseidon.engine.logged_values import LoggedValues, Value
-from poseidon.engine.memory import EndOfStart, ScriptMemory, StartEnded, is_failure
-from poseidon.engine.observation import Observation, combined_statistics
+from poseidon.engine.memory import (
+    EndOfStart,
+    ScriptMemory,
+    Snapshot,
+    StartEnded,
+    is_failure,
+)
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.session import LoopPosition
-from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.this_process import current_line, place_of, running_in
-from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
-from poseidon.engine.worker_context import LoopJob, Observed, WorkerContext
+from poseidon.engine.work import NOTHING, TrainingWork
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import forget_meshes
-from poseidon.exchange.exchange import Built
-from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.observer import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.lone_steps import counting_steps, ended_alone, noticing_lone_steps
 from poseidon.torch.process_group.functions import register
@@ -54,6 +51,7 @@ from poseidon.torch.script_process import (
     search_as_plain_python,
     torchrun_variables,
 )
+from poseidon.torch.script_start import StartOfScript
 from poseidon.torch.spawning import ScriptPlace, this_machine
 from poseidon.torch.trainer_logs import taking_from_trainer
 from ps_server import PeerLost, ServerError, StalenessTimeout
@@ -120,14 +118,11 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         return NOTHING if self.has_joined else ended_alone(self.document)
 
     @property
-    def kept_iteration(self) -> int | None:
-        newest = None if self._memory is None else self._memory.newest
-        return None if newest is None else newest.iteration
+    def newest_kept(self) -> Snapshot[bytes] | None:
+        return None if self._memory is None else self._memory.newest
 
-    @property
-    def keeps_part(self) -> bool:
-        newest = None if self._memory is None else self._memory.newest
-        return newest is not None and newest.is_part
+    def _note_joined(self) -> None:
+        self.has_joined = True
 
     def lost(self, error: Exception) -> ServerError | None:
         """See `TrainingWork`: the script may have raised one of its own because of it."""
@@ -294,7 +289,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
     def _joining(self, trace: Tracer) -> Iterator[WorkerContext]:
         """Yield the context of a start of the script, whose last values are reported after it."""
         document = self.document
-        job = StartOfScript(self, trace, self._own_time)
+        job = StartOfScript(self, trace, self._own_time, on_opened=self._note_joined)
         context = WorkerContext(
             device=self.device,
             member=self.membership(),
@@ -311,73 +306,3 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 yield context
         finally:
             job.close()
-
-
-class StartOfScript(LoopJob):
-    """The job of a script's training loops, in one start: it reports to the launcher.
-
-    Args:
-        own_time: of the iterations; None: it is not reported.
-    """
-
-    def __init__(self, work: ScriptWork, trace: Tracer, own_time: OwnTime | None) -> None:
-        self.name, self.trace = work.document.job, trace
-        self._work, self._launcher, self._own_time = work, work.launcher, own_time
-        self._logged = LoggedValues(work.launcher.send)
-        self._progress = ProgressReporter(
-            work.launcher, lambda _: {"in_memory": work.kept_iteration}
-        )
-        self._statistics: dict[int, Mapping[str, Any]] = {}
-        self._iterations = self._exchanges = 0
-
-    def observe(self, built: Built, module: nn.Module) -> Observed:
-        number = len(self._statistics)
-        self._statistics[number] = {}
-
-        def send(event: str, **fields: Any) -> None:
-            self._statistics[number] = fields
-            self._launcher.send(event, **combined_statistics(self._statistics))
-
-        return Observation(
-            built,
-            named_layers(module),
-            self.trace,
-            send,
-            observers=[self._launcher.heartbeat.watchdog],
-        )
-
-    def schemes(self, names: Sequence[str]) -> Sequence[Scheme]:
-        return self._work.document.schemes(names)
-
-    def say(self, sentence: str) -> None:
-        LOGGER.info("%s", self._work.document.named(sentence))
-
-    def log(self, iteration: int, values: Mapping[str, Value]) -> None:
-        self._logged.log(iteration, values)
-
-    def saved(self, written: WrittenSnapshot) -> None:
-        self._work.report_snapshot(written)
-
-    def opened(self, built: Built) -> None:
-        rank = self._work.document.rank
-        self._launcher.forward_requests(built.exchange, rank)
-        if self._exchanges == 0:  # its iterations are the job's
-            self._launcher.heartbeat.facts["most_lead"] = built.most_lead
-        if rank == 0:
-            self._work.report_plan(built, self._exchanges)
-        self._exchanges += 1
-        self._work.has_joined = True
-
-    def progressed(self, position: LoopPosition) -> None:
-        self._launcher.heartbeat.facts.update(position.to_fields())
-        self._progress(position.steps)
-        self._logged.send_copied()
-        if position.iterations != self._iterations:
-            self._iterations = position.iterations
-            if self._own_time is not None:
-                self._own_time.end()
-
-    def close(self) -> None:
-        """Report the last values and the last iteration."""
-        self._logged.close()
-        self._progress.report()

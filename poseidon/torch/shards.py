@@ -14,8 +14,7 @@ reduced, and the workers with one local rank on all hosts have equal shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,17 +22,12 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from poseidon.base.durable import replacing
-from poseidon.engine.leaf import Found, Leaf, Scope
-from poseidon.engine.packed import mapped
 from poseidon.engine.this_process import current_context
-from poseidon.errors import SnapshotError, UsageError, counted, described
-from poseidon.exchange.base import Trained, is_sharded, like_shard, local_of
+from poseidon.errors import UsageError, counted
+from poseidon.exchange.base import Trained, is_sharded, local_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 
-PART = "part of a worker"
-"""The only key of a mapping that stands for a divided tensor, and has a worker's part of it."""
 EXPECTED = "call fully_shard(module, mesh=poseidon.host_mesh()) before distribute()"
 dist: Any = torch.distributed
 
@@ -258,126 +252,6 @@ def bring_shards(rest: Mapping[str, Tensor], member: Membership) -> None:
         dist.broadcast(local_of(tensor).detach(), member.plane_ranks[0], groups[member.local_rank])
 
 
-def whole(value: Any, *, keeps: bool) -> Any:
-    """Return a value of dicts, lists, tuples and tensors with whole tensors on the CPU. All workers
-    of a host call it together.
-
-    Args:
-        keeps: whether this worker needs it; otherwise the tensors are empty.
-    """
-
-    def gathered(tensor: Any) -> Tensor:
-        if is_sharded(tensor):
-            with torch.no_grad():
-                tensor = tensor.full_tensor()
-        return tensor.detach().cpu().clone() if keeps else torch.empty(0)
-
-    return mapped(value, gathered)
-
-
-def parts(value: Any) -> Any:
-    """Return a value of dicts, lists, tuples and tensors on the CPU, with this worker's parts of
-    those that are divided.
-    """
-
-    def part(tensor: Tensor) -> object:
-        own = local_of(tensor).detach().cpu().clone()
-        return {PART: own} if is_sharded(tensor) else own
-
-    return mapped(value, part)
-
-
-def parts_by_name(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name as this worker's parts."""
-    return {name: {PART: value} for name, value in named.items()}
-
-
-def leaf_of_parts(
-    leaf: Leaf,
-    gather: Callable[[Any, bool], Any],
-    divide: Callable[[Any], Any],
-    member: Membership,
-    mark: Callable[[Any], Any] = parts_by_name,
-) -> Leaf:
-    """Return a leaf that has whole tensors of this worker's parts. What belongs to a virtual worker
-    of its own is a virtual host's, and is at the first of its virtual workers.
-
-    Args:
-        leaf: of parts. It takes the values of this worker's virtual workers, in place of others too.
-        gather: returns a value of whole tensors; all workers of a host call it together. The flag
-            says whether this worker needs it.
-        divide: returns the parts of a value of whole tensors, or of what `mark` returns.
-        mark: returns a value of this worker as one of parts.
-    """
-    workers, is_first = member.local_workers, member.local_rank == 0
-
-    def read() -> Any:
-        own = leaf.read()
-        if leaf.scope is not Scope.VIRTUAL:
-            return gather(own, member.network.rank == 0)
-        found = [gather(one, is_first) for one in own]
-        return found if is_first else [None] * len(found)
-
-    def marked() -> Any:
-        own = leaf.read()
-        return list(map(mark, own)) if leaf.scope is Scope.VIRTUAL else mark(own)
-
-    def of_host(found: Found, number: int) -> Any:
-        before = found.each[: number - number % workers + 1]
-        return divide(next(value for value in reversed(before) if value is not None))
-
-    def write(found: Found) -> None:
-        mine = {number: of_host(found, number) for number in found.own} if found.each else {}
-        each = [mine.get(number, mine[found.own[0]]) for number in range(len(found.each))]
-        shared = None if found.shared is None else divide(found.shared)
-        leaf.write(replace(found, each=each, shared=shared))
-
-    def resize(found: Found) -> Any:
-        return leaf.resize(replace(found, each=[one for one in found.each if one is not None]))
-
-    collect = (lambda keeps, _: gather(leaf.read(), keeps)) if leaf.scope is Scope.SHARED else None
-    return replace(leaf, read=read, collect=collect, parts=marked, write=write, resize=resize)
-
-
-def gathered(
-    parts: Mapping[str, Any],
-    like: Mapping[str, Tensor],
-    missing: Callable[[str, Tensor], Any],
-    *,
-    keeps: bool,
-) -> dict[str, Any]:
-    """Return parts by name as whole tensors. All workers of a host call it together.
-
-    Args:
-        parts: of this worker: tensors, or lists of them; empty: no worker has any, or this one has
-            no rows of those that have.
-        like: divided tensors by the same names, of all workers of a host.
-        missing: returns what this worker has of a tensor without a part here, from the name and a
-            tensor without elements.
-        keeps: whether this worker needs them.
-    """
-    found: dict[str, Any] = {}
-    some = any(sum_over_host(bool(parts), tensor) for tensor in [*like.values()][:1])
-    for name, tensor in like.items() if some else ():
-        own = parts.get(name)
-        if own is None:
-            own = missing(name, torch.empty_like(local_of(tensor), dtype=torch.float32))
-        sharded = mapped(own, lambda part: like_shard(part.to(tensor.device), tensor))  # noqa: B023
-        found[name] = whole(sharded, keeps=keeps)
-    return found
-
-
-def divided_by_name(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return this worker's parts of whole tensors by name, or of `parts_by_name`."""
-    return {
-        name: value[PART]
-        if isinstance(value, Mapping)
-        else mapped(value, lambda one: part_of(one, like[name]).contiguous())  # noqa: B023
-        for name, value in found.items()
-        if name in like
-    }
-
-
 def sum_over_host(value: float, sharded: Tensor) -> float:
     """Return the sum of the values of all workers that have parts of a tensor. All call it
     together.
@@ -386,99 +260,3 @@ def sum_over_host(value: float, sharded: Tensor) -> float:
     total = torch.tensor(value, dtype=torch.float64, device="cpu")
     dist.all_reduce(total, group=of.device_mesh.get_group())
     return float(total)
-
-
-def part_of(value: Any, sharded: Tensor) -> Tensor:
-    """Return this worker's part of a whole tensor, divided as another one is, or the part that
-    stands for it.
-    """
-    if isinstance(value, Mapping):
-        own: Tensor = value[PART]
-        return own
-    whole: Tensor = value
-    if not is_sharded(sharded):
-        return whole
-    of: Any = sharded
-    dimension = of.placements[0].dim
-    each = -(-whole.shape[dimension] // of.device_mesh.size())
-    start = min(each * of.device_mesh.get_local_rank(), whole.shape[dimension])
-    rows = min(each, whole.shape[dimension] - start)
-    return whole.narrow(dimension, start, rows)
-
-
-def divided(value: Any, like: Any) -> Any:
-    """Return a value of dicts, lists, tuples and whole tensors, with the tensors divided as those
-    of another one are.
-
-    Raises:
-        ValueError: it has this worker's part of a tensor, and the other one no divided tensor there.
-    """
-    if isinstance(value, Mapping) and PART in value:
-        if not is_sharded(like):
-            raise ValueError("it has divided tensors, and the object has none in their places yet")
-        return like_shard(part_of(value, like).to(like.device, copy=True), like)
-    if isinstance(value, Tensor) and isinstance(like, Tensor) and value.shape == like.shape:
-        return like_shard(part_of(value, like).to(like.device, copy=True), like)
-    if isinstance(value, Mapping) and isinstance(like, Mapping):
-        return {key: divided(part, like.get(key)) for key, part in value.items()}
-    if isinstance(value, list | tuple) and isinstance(like, list | tuple):
-        parts = [divided(part, other) for part, other in zip(value, like, strict=True)]
-        return parts if isinstance(value, list) else tuple(parts)
-    return value
-
-
-def of_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return a state of whole tensors for an optimizer of divided parameters."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    like = {
-        number: dict.fromkeys(state["state"].get(number, {}), parameter)
-        for number, parameter in enumerate(parameters)
-    }
-    return {**state, "state": divided(state["state"], like)}
-
-
-def consolidate(parts: Path, output: Path) -> int:
-    """Write one file of a checkpoint of torch.distributed.checkpoint, and return the number of its
-    tensors. The file is for `torch.load`.
-
-    Raises:
-        SnapshotError: the folder has no such checkpoint, or the file cannot be written; an earlier
-            one is unchanged.
-    """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-
-    if not (parts / ".metadata").is_file():
-        raise SnapshotError(
-            f"{parts} has no .metadata; expected a folder of torch.distributed.checkpoint, whose "
-            "save() has ended"
-        )
-    state: dict[str, Any] = {}
-    try:
-        _load_state_dict(
-            state,
-            storage_reader=FileSystemReader(parts),
-            planner=_EmptyStateDictLoadPlanner(),
-            no_dist=True,
-        )
-    except (
-        Exception,
-        CheckpointException,
-    ) as error:  # whatever pickle, torch and the file system raise
-        raise SnapshotError(f"{parts} is damaged: {described(error)}") from error
-    found = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal found
-        found += 1
-        return tensor
-
-    mapped(state, count)
-    try:
-        with replacing(output) as file:
-            torch.save(state, file)
-    except OSError as error:
-        raise SnapshotError(f"cannot write {output}: {error.strerror}") from error
-    return found

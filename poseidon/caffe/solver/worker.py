@@ -28,7 +28,7 @@ from poseidon.engine.debugger import unwatched
 from poseidon.engine.document import JobDocument
 from poseidon.engine.kept_state import KeptState
 from poseidon.engine.launcher_connection import LauncherConnection
-from poseidon.engine.memory import SolverMemory
+from poseidon.engine.memory import Snapshot, SolverMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshot_files import SnapshotSettings, SnapshotWriter
@@ -161,10 +161,10 @@ class SolverWork(TrainingWork[JobDocument]):
         replica.go_on(self._context(), self.document.member.by_worker)
 
     @property
-    def kept_iteration(self) -> int | None:
+    def newest_kept(self) -> Snapshot[KeptState] | None:
         """See `TrainingWork`: others need the whole state."""
         newest = None if self._memory is None else self._memory.newest
-        return newest.iteration if newest is not None and newest.content.is_whole else None
+        return newest if newest is not None and newest.content.is_whole else None
 
     def _train(self, replica: Replica) -> None:
         document = self.document

@@ -29,18 +29,11 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.exchange.device import device_of
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.torch.divided_states import leaf_of_named, leaf_of_parts, of_optimizer, parts, whole
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.own_states import OwnOptimizerStates
-from poseidon.torch.shards import (
-    divided_by_name,
-    gathered,
-    leaf_of_parts,
-    of_optimizer,
-    parts,
-    sum_over_host,
-    whole,
-)
+from poseidon.torch.shards import sum_over_host
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.optimizer import load_optimizer
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
@@ -164,21 +157,18 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         if not self.plan.shards:
             return [states, outer]
         like = {trained.name: self._named[trained.name] for trained in self.plan.shards[0]}
+        states = leaf_of_parts(
+            states,
+            lambda state, keeps: whole(state, keeps=keeps),
+            lambda state: of_optimizer(state, self.optimizer),
+            parts,
+            member,
+        )
 
-        def gather(own: Any, keeps: bool) -> Any:
-            count = max(map(len, own.values()), default=0)
-            return gathered(own, like, lambda _, none: [none] * count, keeps=keeps)
+        def missing(_: str, none: Tensor, own: Mapping[str, Any]) -> list[Tensor]:
+            return [none] * max(map(len, own.values()), default=0)
 
-        return [
-            leaf_of_parts(
-                states,
-                lambda state, keeps: whole(state, keeps=keeps),
-                lambda state: of_optimizer(state, self.optimizer),
-                member,
-                parts,
-            ),
-            leaf_of_parts(outer, gather, lambda value: divided_by_name(value, like), member),
-        ]
+        return [states, leaf_of_named(outer, like, missing, member)]
 
     def replicated(self) -> Mapping[str, Tensor]:
         return self._histories.replicated()

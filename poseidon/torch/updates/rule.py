@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,11 @@ from poseidon.engine.loop_table import Applies, LoopEvent, State
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
+from poseidon.torch.divided_states import leaf_of_named
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.masters import under_a_rule
 from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.options import DistributeOptions
-from poseidon.torch.shards import divided_by_name, gathered, leaf_of_parts
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.update_rules import ShardRules
 from poseidon.torch.updates.group_update import GroupUpdate
@@ -233,12 +232,8 @@ class RuleUpdate(GroupUpdate):
         if not self.plan.shards:
             return leaf
         counts = {t.name: history_count(t.rule.kind) for t in self.plan.shards[0]}
-
-        def gather(parts: Any, keeps: bool) -> Any:
-            return gathered(parts, self._trained, lambda n, none: [none] * counts[n], keeps=keeps)
-
         member = self.loop.context.member
-        return leaf_of_parts(leaf, gather, lambda v: divided_by_name(v, self._trained), member)
+        return leaf_of_named(leaf, self._trained, lambda n, none, _: [none] * counts[n], member)
 
     def _load_rate(self, found: Found) -> None:
         self._set_rate = found.shared

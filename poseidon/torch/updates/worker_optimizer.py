@@ -19,16 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.base.call_names import STEP
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
+from poseidon.engine.leaf import Found, Leaf, LeafStage
 from poseidon.engine.loop_table import Applies, LoopEvent, State
-from poseidon.engine.packed import on_host
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import like_shard, local_of
+from poseidon.torch.divided_states import of_optimizer, shared_leaf
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.module_watch import SentGradients
 from poseidon.torch.options import DistributeOptions
-from poseidon.torch.shards import of_optimizer, parts, whole
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.group_update import GroupUpdate
 from poseidon.torch.updates.optimizer import (
@@ -266,19 +265,14 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
     # Which state.
 
     def leaves(self) -> Sequence[Leaf]:
-        state = Leaf(
-            name="optimizer",
-            scope=Scope.SHARED,
+        state = shared_leaf(
+            "optimizer",
+            self.optimizer.state_dict,
+            is_divided=bool(self.plan.shards),
             stage=LeafStage.UPDATE,
-            read=lambda: on_host(self.optimizer.state_dict()),
-            collect=self._collect if self.plan.shards else None,
-            parts=lambda: parts(self.optimizer.state_dict()),
             write=self._load_state,
         )
         return [state]
-
-    def _collect(self, keeps: bool, _: bool) -> Any:
-        return whole(self.optimizer.state_dict(), keeps=keeps)
 
     def _load_state(self, found: Found) -> None:
         """Load the optimizer's state: the shared one, or the first worker's."""

@@ -14,16 +14,14 @@ from torch.distributed import checkpoint
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.membership import Membership
+from poseidon.torch.checkpoint_file import consolidate
+from poseidon.torch.divided_states import divided, part_of, whole
 from poseidon.torch.shards import (
     Shards,
     _check_hosts,
-    consolidate,
     copies_before_hooks,
-    divided,
     host_mesh,
-    part_of,
     shards_of,
-    whole,
 )
 from ps_server.network import Network
 
