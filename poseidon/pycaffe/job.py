@@ -8,7 +8,7 @@ histories, iteration, positions of readers and random states of the undisturbed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -20,19 +20,19 @@ from poseidon.caffe.solver.state import restore, state_of
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.loop_table import Act, Applies, LoopEvent
+from poseidon.engine.loop_table import LoopEvent
+from poseidon.engine.mean_loop import MeanLoop
 from poseidon.engine.packed import packed
-from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.base import Trained
 from poseidon.exchange.broadcast import broadcast_parameters
 from poseidon.pycaffe.solver import Solver
 from ps_server import Rule, RuleKind
 
 
-class JobMember:
+class JobMember(MeanLoop):
     """The solver of one worker among the solvers of its job; the worker's `Loop`, and a `SolverJob`.
 
     Raises:
@@ -42,7 +42,7 @@ class JobMember:
     def __init__(self, solver: Solver, context: WorkerContext) -> None:
         self._solver = solver
         self._contributions = contributions = solver._contributions
-        self._context = context = _checked(solver, context).of_next_loop()
+        super().__init__(_checked(solver, context).of_next_loop())
         self._blobs = [blob for _, blob in solver.net._built.learned_blobs()]
         self._tensors = [
             Trained(
@@ -54,28 +54,19 @@ class JobMember:
             )
             for info, tensor in zip(contributions.infos, contributions.tensors(0), strict=True)
         ]
-        self._observed = context.build(
-            self._tensors, ExchangeSettings(start_clock=solver.iter), solver.net._built.compiled
-        )
+        context = self._context
         context.reducers.append(self)
-        self._exchange = self._observed.exchange
-        rank = context.worker.rank
-        self._session = TrainingSession(Applies.WORKERS, rank=rank)
+        net, rank = solver.net._built.compiled, context.worker.rank
+        self._open(context, self._tensors, net, iterations=solver.iter)
+        self._set_iterations(solver.iter)
         self._collections = LoopCollections(
             self._session, self._exchange.control, context.report, rank=rank
         )
         self._tree = StateTree(own=contributions.own, count=contributions.placed.count, rank=rank)
         self._tree.add(self._leaves())
-        self._exchange.open(None)
-        self._session.on(LoopEvent.OPEN)
-        self._set_iterations(solver.iter)
         context.loops.add(self)
-        context.job.opened(self._observed.built)
         self.is_brought = False
         solver._job = self
-
-    def is_asked_to_stop(self) -> bool:
-        return self._exchange.control.is_asked_to_stop(self._session.iterations)
 
     def is_asked_for_snapshot(self) -> bool:
         return self._exchange.control.is_asked_for_snapshot(self._session.iterations)
@@ -105,27 +96,20 @@ class JobMember:
         with self._collections.calling(STEP):
             if not self._session.has_begun:
                 self._on(LoopEvent.FORWARD)
-                self._wait()
-            for event in (LoopEvent.BACKWARD, LoopEvent.PASS, LoopEvent.AVERAGE, LoopEvent.APPLY):
-                self._on(event)
+                self._take_means()
+            self._on(LoopEvent.BACKWARD)
+            self._end_pass()
             self._collections.finish_step()
         own = self._contributions.tensors(0)
         for trained, tensor in zip(self._tensors, own, strict=True):
             tensor.copy_(trained.tensor)
         self._contributions.averaged = True
 
-    def _on(self, event: LoopEvent) -> None:
-        for act in self._session.on(event):
-            _ACTS[act](self)
-
-    def _start(self) -> None:
-        self._exchange.start(self._session.iterations, 0.0)
-
-    def _wait(self) -> None:
+    def _take_means(self) -> None:
         for index in range(len(self._tensors)):
             self._exchange.wait(index)
 
-    def _send(self) -> None:
+    def _send_rest(self) -> None:
         for position in range(len(self._solver.nets)):
             if position:
                 self._exchange.next_virtual_worker()
@@ -142,12 +126,10 @@ class JobMember:
 
     def leave(self) -> None:
         """Leave the job. A second call does nothing."""
-        self._on(LoopEvent.CLOSE)
-
-    def _leave(self) -> None:
-        if self in self._context.loops.open:
-            self._context.loops.open.remove(self)
-        self._observed.close()
+        if self._session.on(LoopEvent.CLOSE):
+            if self in self._context.loops.open:
+                self._context.loops.open.remove(self)
+            super().close()
 
     def close(self) -> None:
         """Leave, and stop reading data: the script has ended."""
@@ -256,16 +238,6 @@ class JobMember:
 
     def _reopen(self) -> None:
         self._exchange.open(None, self._session.iterations)
-
-
-_ACTS: dict[Act, Callable[[JobMember], None]] = {
-    Act.START: JobMember._start,
-    Act.START_PRESENT: JobMember._start,
-    Act.WAIT: JobMember._wait,
-    Act.SEND: JobMember._send,
-    Act.FINISH: JobMember._finish,
-    Act.CLOSE: JobMember._leave,
-}
 
 
 def _checked(solver: Solver, context: WorkerContext) -> WorkerContext:

@@ -100,7 +100,6 @@ class BucketReducer(MeanReducer):
         )
         self._means: list[Tensor] = []
         module.register_forward_pre_hook(OfOneModule(self._before_forward))
-        self._reduce_bucket = lambda _, bucket: self._reduce(bucket)
         self._is_hook = self._says_hook = False
 
     def close(self) -> None:
@@ -125,7 +124,7 @@ class BucketReducer(MeanReducer):
                 LOGGER.warning(OWN_HOOK.format(given=given))
         elif not (self._is_hook or module._comm_hooks):
             self._is_hook = True
-            module.register_comm_hook(None, self._reduce_bucket)
+            module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
             module._comm_hooks.clear()  # what torch pickles: copies are reduced by torch itself
         # as torch decides it: in a forward pass, for the next backward pass alone
         is_reduced = module.require_backward_grad_sync and torch.is_grad_enabled()
@@ -148,7 +147,7 @@ class BucketReducer(MeanReducer):
             if self._observed is None:
                 self._open_after_first(self._context.of_next_loop())
             else:
-                self._end()
+                self._end_pass()
             factor = self._replicas.factor()
             self._replicas.compare(session.steps)
             session.steps += 1
@@ -310,12 +309,8 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[ExitStack]:
     Yields:
         what takes back all that was replaced, which a fork needs.
     """
-    distributed: Any = torch.distributed
-    init_process_group = make_default_group(mesh)
     with ExitStack() as undo:
-        undo.enter_context(groups_of_job())
-        for owner in (distributed, distributed.distributed_c10d):
-            undo.enter_context(replaced(owner, "init_process_group", init_process_group))
+        undo.enter_context(groups_of_job(make_default_group(mesh)))
         undo.enter_context(_each_made(lambda module: reduce_by_exchange(module, context)))
         undo.enter_context(reduced_between_hosts(context))
         yield undo
@@ -327,9 +322,5 @@ def default_group(mesh: Mesh) -> Iterator[None]:
     the block. It makes none itself.
     """
     initialize(mesh)
-    distributed: Any = torch.distributed
-    with ExitStack() as undo:
-        undo.enter_context(groups_of_job())
-        for owner in (distributed, distributed.distributed_c10d):
-            undo.enter_context(replaced(owner, "init_process_group", refusal(HAS_GROUP)))
+    with groups_of_job(refusal(HAS_GROUP)):
         yield

@@ -163,7 +163,7 @@ class ShardReducer(MeanReducer):
     def end_backward(self) -> None:
         """Give all gradients of the backward pass their means."""
         if self._session.state is State.BACKWARD:
-            self._end()
+            self._end_pass()
             self._replicas.compare(self._session.steps)
             self._session.steps += 1
             self._report()

@@ -6,18 +6,16 @@ means are there. So an error is raised in the script's `backward()`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
 from poseidon.base.call_names import STEP
-from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
-from poseidon.engine.session import TrainingSession
-from poseidon.engine.worker_context import Observed, WorkerContext
+from poseidon.engine.loop_table import LoopEvent, State
+from poseidon.engine.mean_loop import MeanLoop
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError, counted
-from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.base import Trained
 
 TAKES_TURNS = (
     "{what} cannot be used with {virtual} virtual workers on {workers}; start as many workers as "
@@ -37,23 +35,8 @@ def check_one_batch(context: WorkerContext, what: str) -> None:
         raise UsageError(TAKES_TURNS.format(virtual=virtual.count, workers=workers, what=what))
 
 
-class MeanReducer(ABC):
-    """Reduces gradients by an exchange, which `open` builds.
-
-    Args:
-        context: the worker in its job.
-    """
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-        """The worker in its job, and in its loop once the exchange is open."""
-        self._session = TrainingSession(Applies.WORKERS, rank=context.worker.rank)
-        self._observed: Observed | None = None
-
-    def close(self) -> None:
-        """Leave the exchange."""
-        if self._observed is not None:
-            self._observed.close()
+class MeanReducer(MeanLoop):
+    """Reduces gradients by an exchange."""
 
     def check_asked_to_stop(self) -> None:
         """Check whether training continues, before a forward pass.
@@ -61,9 +44,8 @@ class MeanReducer(ABC):
         Raises:
             KeyboardInterrupt: the job was asked to stop.
         """
-        steps = self._session.steps
-        if self._observed is not None and self._exchange.control.is_asked_to_stop(steps):
-            raise KeyboardInterrupt(f"the job was asked to stop after step {steps}")
+        if self._observed is not None and self.is_asked_to_stop():
+            raise KeyboardInterrupt(f"the job was asked to stop after step {self._session.steps}")
 
     def _open(
         self,
@@ -74,68 +56,21 @@ class MeanReducer(ABC):
         shards: Sequence[Sequence[Trained]] = (),
         iterations: int = 0,
     ) -> None:
-        """Open the exchange.
-
-        Args:
-            context: of this loop.
-            module: its layers are observed.
-            shards: see `build_exchange`.
-            iterations: that were reduced without it.
-        """
-        self._context = context
-        settings = ExchangeSettings(start_clock=iterations)
-        self._observed = context.build(list(tensors), settings, module, shards)
-        self._exchange.open(None)
-        self._on(LoopEvent.OPEN)
-        self._session.continue_from(iterations=iterations)
+        super()._open(context, tensors, module, shards=shards, iterations=iterations)
         self._on(LoopEvent.FORWARD)
+        assert self._observed is not None
         self._observed.watch()
-        context.job.opened(self._observed.built)
 
     def _begin(self) -> None:
         """Note that a gradient is to be sent."""
         if self._session.state is not State.BACKWARD:
             self._on(LoopEvent.BACKWARD)
 
-    def _end(self) -> None:
-        """End the backward pass with all means."""
-        for event in (LoopEvent.PASS, LoopEvent.AVERAGE, LoopEvent.APPLY):
-            self._on(event)
-
-    def _on(self, event: LoopEvent) -> None:
-        for act in self._session.on(event):
-            _ACTS[act](self)
-
-    @property
-    def _exchange(self) -> Exchange:
-        assert self._observed is not None
-        return self._observed.exchange
-
     def _send_rest(self) -> None:
         self._report(STEP)
-
-    def _finish(self) -> None:
-        self._exchange.finish()
-        self._session.end_iteration(self._exchange.finished)
-
-    def _start(self) -> None:
-        self._exchange.start(self._session.iterations, 0.0)
-
-    @abstractmethod
-    def _take_means(self) -> None:
-        """Give torch the means, which the iteration that has begun waits for."""
 
     def _collect(self, payload: bytes) -> Sequence[bytes]:
         return self._exchange.control.all_gather(payload)
 
     def _report(self, current: str = "") -> None:
         self._context.report(self._session.position(current))
-
-
-_ACTS: dict[Act, Callable[[MeanReducer], None]] = {
-    Act.START: lambda reducer: reducer._start(),
-    Act.START_PRESENT: lambda reducer: reducer._start(),
-    Act.SEND: lambda reducer: reducer._send_rest(),
-    Act.FINISH: lambda reducer: reducer._finish(),
-    Act.WAIT: lambda reducer: reducer._take_means(),
-}

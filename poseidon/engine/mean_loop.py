@@ -1,0 +1,106 @@
+"""The loop of an exchange whose means somebody else applies: torch's DistributedDataParallel and
+`fully_shard`, or a solver of pycaffe.
+
+Law: an iteration begins with the first gradient, and ends once all means are there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from poseidon.engine.loop_table import Act, Applies, LoopEvent
+from poseidon.engine.session import TrainingSession
+from poseidon.engine.worker_context import Observed, WorkerContext
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
+
+
+class MeanLoop(ABC):
+    """Brings means by an exchange, which `_open` builds.
+
+    Args:
+        context: the worker in its job.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        """The worker in its job, and in its loop once the exchange is open."""
+        self._session = TrainingSession(Applies.WORKERS, rank=context.worker.rank)
+        self._observed: Observed | None = None
+
+    def close(self) -> None:
+        """Leave the exchange."""
+        if self._observed is not None:
+            self._observed.close()
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether the job was asked to stop after an iteration that this loop has made."""
+        return self._exchange.control.is_asked_to_stop(self._session.iterations)
+
+    def _open(
+        self,
+        context: WorkerContext,
+        tensors: Sequence[Trained],
+        module: nn.Module,
+        *,
+        shards: Sequence[Sequence[Trained]] = (),
+        iterations: int = 0,
+    ) -> None:
+        """Open the exchange.
+
+        Args:
+            context: of this loop.
+            module: its layers are observed.
+            shards: see `build_exchange`.
+            iterations: that were made without it.
+        """
+        self._context = context
+        settings = ExchangeSettings(start_clock=iterations)
+        self._observed = context.build(list(tensors), settings, module, shards)
+        self._exchange.open(None)
+        self._on(LoopEvent.OPEN)
+        self._session.continue_from(iterations=iterations)
+        context.job.opened(self._observed.built)
+
+    def _on(self, event: LoopEvent) -> None:
+        for act in self._session.on(event):
+            _ACTS[act](self)
+
+    @property
+    def _exchange(self) -> Exchange:
+        assert self._observed is not None
+        return self._observed.exchange
+
+    def _end_pass(self) -> None:
+        """End a pass whose gradients are here, or have left, with all means."""
+        for event in (LoopEvent.PASS, LoopEvent.AVERAGE, LoopEvent.APPLY):
+            self._on(event)
+
+    # The acts of the session.
+
+    def _start(self) -> None:
+        self._exchange.start(self._session.iterations, 0.0)
+
+    @abstractmethod
+    def _send_rest(self) -> None:
+        """Send the gradients that have not left."""
+
+    def _finish(self) -> None:
+        self._exchange.finish()
+        self._session.end_iteration(self._exchange.finished)
+
+    @abstractmethod
+    def _take_means(self) -> None:
+        """Wait for the means, which the iteration that has begun waits for, and use them."""
+
+
+_ACTS: dict[Act, Callable[[MeanLoop], None]] = {
+    Act.START: lambda loop: loop._start(),
+    Act.START_PRESENT: lambda loop: loop._start(),
+    Act.SEND: lambda loop: loop._send_rest(),
+    Act.FINISH: lambda loop: loop._finish(),
+    Act.WAIT: lambda loop: loop._take_means(),
+}
