@@ -124,13 +124,14 @@ class ExchangeLeaves:
             copy=(lambda _: [None] * len(self._own)) if self._is_private else self._copy,
             is_opened=True,
         )
-        return [history, self._leaf_of_outer()]
+        return [history, self.outer(splits=False)]
 
-    def only_outer(self) -> Leaf:
-        """Return the leaf of the outer rule, where the inner one is an optimizer's."""
-        return self._leaf_of_outer(splits=True)
+    def outer(self, *, splits: bool) -> Leaf:
+        """Return the leaf of the outer rule.
 
-    def _leaf_of_outer(self, *, splits: bool = False) -> Leaf:
+        Args:
+            splits: the inner one is an optimizer's, so that no other leaf reads the histories.
+        """
         return Leaf(
             name="outer",
             scope=Scope.ROOT if self._is_private else Scope.SHARED,

@@ -51,14 +51,11 @@ class HeartbeatSender:
             still_s=round(reading.still_s, 1),
             waited_s=round(reading.waited_s, 3),
             read_s=round(WAITED.waited_s, 3),
-            **self.of_host(),
+            sending_s=sending_s(),
+            host_busy=psutil.cpu_percent() / 100,
             **({"gpu": gpu} if (gpu := gpu_reading(self.device)) else {}),
             **self.facts,
         )
-
-    def of_host(self) -> dict[str, object]:
-        """Return what it says of the host."""
-        return {"sending_s": sending_s(), "host_busy": psutil.cpu_percent() / 100}
 
     def close(self) -> None:
         self._closed.set()

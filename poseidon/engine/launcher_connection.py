@@ -43,25 +43,22 @@ class Loan:
     """A connection that is lent to another process: what comes goes there, too.
 
     Attributes:
+        borrower: takes what comes; None: it is not lent.
         was_lent: whether it ever was.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: list[str] = []
-        self._borrower: Callable[[str], None] | None = None
+        self.borrower: Callable[[str], None] | None = None
         self.was_lent = False
-
-    @property
-    def is_lent(self) -> bool:
-        return self._borrower is not None
 
     def take(self, line: str) -> None:
         """Pass on a line of the launcher."""
         with self._lock:
             self._lines.append(line)
-            if self._borrower is not None:
-                self._borrower(line)
+            if self.borrower is not None:
+                self.borrower(line)
 
     @contextmanager
     def lending(self, commands: Callable[[str], None], begin: Callable[[], None]) -> Iterator[None]:
@@ -71,12 +68,12 @@ class Loan:
             begin()
             for line in self._lines:
                 commands(line)
-            self._borrower = commands
+            self.borrower = commands
         try:
             yield
         finally:
             with self._lock:
-                self._borrower = None
+                self.borrower = None
 
 
 class LauncherConnection:
@@ -108,7 +105,7 @@ class LauncherConnection:
     def start(self) -> None:
         """Start to receive commands and to send heartbeats."""
         threading.Thread(target=self._receive, name="poseidon-commands", daemon=True).start()
-        beating = partial(self.heartbeat.run, lambda: not self._loan.is_lent)
+        beating = partial(self.heartbeat.run, lambda: self._loan.borrower is None)
         self._thread("poseidon-alive", beating).start()
 
     def end_without_launcher(self) -> None:

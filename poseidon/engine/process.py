@@ -179,7 +179,7 @@ def report_error(error: BaseException, work: Work[Any]) -> None:
         exit_code = getattr(error, "exit_code", 1)
     else:
         advice = (
-            _out_of_memory(error, document.device)
+            (out_of_memory(error) and out_of_memory(error, memory_in_use(work.device)))
             or limit_reached(error)
             or shared_memory_full(error)
         )
@@ -201,11 +201,6 @@ def report_error(error: BaseException, work: Work[Any]) -> None:
         peer_lost=isinstance(error, PeerLost | StalenessTimeout),
         traceback=trace[-LONGEST_TRACEBACK:],
     )
-
-
-def _out_of_memory(error: BaseException, device: str) -> str | None:
-    advice = out_of_memory(error)
-    return advice and out_of_memory(error, memory_in_use(torch.device(device)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,22 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from poseidon.base.settings import are_threads_set, variable_of_tasks
-from poseidon.engine.worker_context import LoopJob, Loops, ThisWorker, WorkerContext
+from poseidon.engine.worker_context import Closing, LoopJob, Loops, ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError, UsageError
 from ps_server.numerics import prepare_process, take_code_for_all_alignments
-
-
-class Closing(Protocol):
-    """What a script has opened."""
-
-    def close(self) -> None:
-        """Close it. A second call does nothing."""
 
 
 class Process:

@@ -131,11 +131,11 @@ class Observed:
         self.exchange.close()
 
 
-class Reducer(Protocol):
-    """An exchange of a module that no group has."""
+class Closing(Protocol):
+    """What a script has opened, such as an exchange of a module that no group has."""
 
     def close(self) -> None:
-        """Leave the exchange."""
+        """Close it. A second call does nothing."""
 
 
 def _alone(own: str) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ class WorkerContext:
     unfit_for_ddp: str = ""
     threads_given: bool = False
     memory: ScriptMemory | None = None
-    reducers: list[Reducer] = field(default_factory=list)
+    reducers: list[Closing] = field(default_factory=list)
     number: int = 0
     loops: Loops = field(default_factory=Loops)
 

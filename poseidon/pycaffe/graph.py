@@ -12,7 +12,7 @@ as a reader and moves to the first top of the Split. The names are Caffe's.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -96,17 +96,10 @@ def _readers(net: NetParameter) -> tuple[dict[Top, Top], Counter[Top], dict[Top,
                 sources[index, position] = latest[blob]
                 readers[latest[blob]] += 1
         latest |= {blob: (index, position) for position, blob in enumerate(layer.top)}
-        for top, weight in _split_weights(index, layer):
-            weights[top] = weight
-            readers[top] += bool(weight)
+        for position, weight in enumerate(layer.loss_weight[: len(layer.top)]):
+            weights[index, position] = weight
+            readers[index, position] += bool(weight)
     return sources, readers, weights
-
-
-def _split_weights(index: int, layer: LayerParameter) -> Iterator[tuple[Top, float]]:
-    return (
-        ((index, position), weight)
-        for position, weight in enumerate(layer.loss_weight[: len(layer.top)])
-    )
 
 
 def _split(layer: str, blob: str, position: int, count: int, weight: float) -> LayerParameter:
@@ -171,7 +164,8 @@ def _connect(compiled: Compiled) -> NetGraph:
     params = compiled.definition.param.layer
     layers = [layer for _, layer in compiled.layer_modules]
     tops = [
-        _top_names(param, step) for param, step in zip(params, compiled.plan.steps, strict=True)
+        (*param.top, *[AUTOMATIC] * (len(step.tops) - len(param.top)))
+        for param, step in zip(params, compiled.plan.steps, strict=True)
     ]
     weights = _weights(compiled.plan.steps, dict(compiled.plan.losses))
     infos = [
@@ -218,10 +212,6 @@ def _connect(compiled: Compiled) -> NetGraph:
         tops=[list(names) for names in tops],
         loss_weights=losses,
     )
-
-
-def _top_names(param: LayerParameter, step: LayerStep) -> tuple[str, ...]:
-    return (*param.top, *[AUTOMATIC] * (len(step.tops) - len(param.top)))
 
 
 def _weights(steps: Sequence[LayerStep], losses: dict[int, float]) -> list[tuple[float, ...]]:

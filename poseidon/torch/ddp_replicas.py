@@ -136,7 +136,6 @@ class ComparedModule:
         self._steps = 0
         self._factor = 1.0
         self._is_hook = False
-        self._reduce_bucket = lambda _, bucket: self._reduce(bucket)
         module.register_forward_pre_hook(OfOneModule(self._before_forward))
 
     def _before_forward(self, module: nn.Module, _: object) -> None:
@@ -144,7 +143,7 @@ class ComparedModule:
         assert isinstance(module, DistributedDataParallel)
         if not (self._is_hook or module._comm_hooks):
             self._is_hook = True
-            module.register_comm_hook(self._group, self._reduce_bucket)
+            module.register_comm_hook(self._group, lambda _, bucket: self._reduce(bucket))
             module._comm_hooks.clear()  # what torch pickles
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -165,7 +165,7 @@ class GroupCheckpoints:
     def _read_groups(self, keeps: bool, of_plane: bool) -> dict[str, Any]:
         call, found = self._loop.collections.name, {}
         for name, group in self._groups.items():
-            group._loop.update.forget_stale()
+            group._loop.forget_stale()
             found[name] = group.state(call, keeps=keeps, of_plane=of_plane)
         return found
 

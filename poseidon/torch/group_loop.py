@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from poseidon.base.call_names import DISTRIBUTE, LEAVING, MEANS, STEP, VALUES
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.loop_table import Act, LoopEvent, State
+from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.state_tree import StateTree
@@ -178,7 +178,7 @@ class GroupLoop:
             on_value=self._on_value,
             turn=self.reads.turn,
         )
-        self.reads.note_own_aliases()
+        self.reads.aliases.note_own()
         self.session.on(LoopEvent.OPEN)
         if context.folder is not None:  # in a job a group may be used without its `with` block
             context.loops.add(self)
@@ -268,7 +268,7 @@ class GroupLoop:
     def _pass_ended(self) -> None:
         self.session.on(LoopEvent.PASS)
         self.hooks.next_pass()
-        self.update.pass_ended(is_last=self.session.state is State.FULL)
+        self.update.pass_ended()
 
     def _on_value(self, index: int) -> None:
         """Give the module a value that has come."""
@@ -320,17 +320,30 @@ class GroupLoop:
         self.on(LoopEvent.TURN)
         return True
 
-    def compare(self, *, settles: bool = False, also_first: bool = False) -> None:
-        """Compare the replicas after a step, if it is time to.
+    def forget_stale(self) -> None:
+        """Forget passes that belong to no step, where the loss of another module may have made
+        them. Shards take no gradient back, and an optimizer has used its own.
+        """
+        takes_means = self.update.applies in (Applies.WORKERS, Applies.TURNS)
+        if takes_means and self.session.passes and self.context.loops.several:
+            self.forget_passes()
+
+    def end_step(
+        self, event: LoopEvent, *, settles: bool = False, also_first: bool = False
+    ) -> None:
+        """End the step, and compare the replicas if it is time to.
 
         Args:
-            settles: bring the values first.
+            settles: bring the values before they are compared.
             also_first: see `ReplicaCheck.is_due`.
         """
-        if self.check.is_due(self.session.steps, also_first=also_first):
-            if settles:
-                self.exchange.settle()
-            self.check.run(self.session.steps)
+        with self.collections.calling(STEP):
+            self.on(event)
+            self.collections.finish_step()
+            if self.check.is_due(self.session.steps, also_first=also_first):
+                if settles:
+                    self.exchange.settle()
+                self.check.run(self.session.steps)
 
     @contextmanager
     def collecting(self, call: str) -> Iterator[Gather]:
@@ -370,7 +383,7 @@ class GroupLoop:
     def leave(self) -> None:
         """Settle at the end of a `with` block that has no error."""
         with self.collections.calling(LEAVING):
-            self.update.forget_stale()
+            self.forget_stale()
             self._bring_all(LoopEvent.LEAVE, self._virtual_words())
 
     def close(self) -> None:

@@ -34,7 +34,10 @@ def encode(value: object, call: str) -> bytes:
     Raises:
         UsageError: a part of it is of a different type.
     """
-    strange = next((part for part in _parts(value) if not _is_plain(part)), None)
+    strange = next(
+        (part for part in _parts(value) if not (isinstance(part, Tensor) or type(part) in PLAIN)),
+        None,
+    )
     if strange is not None:
         raise UsageError(
             f"{call}() was given a {type(strange).__name__}; expected tensors, numbers, strings, "
@@ -103,10 +106,6 @@ def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype}, {tuple(value.shape)}"
     return f"a {type(value).__name__}"
-
-
-def _is_plain(part: object) -> bool:
-    return isinstance(part, Tensor) or type(part) in PLAIN
 
 
 def _parts(value: object) -> Iterator[object]:

@@ -186,6 +186,9 @@ class Reads:
         bring: called with an index where a tensor is read before its value has come. It calls
             `came`, or raises.
         held: tensors of the exchange that share memory with the module's. Nothing else does yet.
+
+    Attributes:
+        aliases: what else has the memory of the tensors.
     """
 
     def __init__(
@@ -205,13 +208,7 @@ class Reads:
         self.turn = threading.RLock()
         """Held by the thread that calls the exchange."""
         members = [*module.parameters(), *module.buffers(), *held]
-        self._aliases = _Aliases(self._guarded, members)
-
-    def note_own_aliases(self) -> None:
-        """Note that what has come to share the memory of tensors since the construction is the
-        exchange's.
-        """
-        self._aliases.note_own()
+        self.aliases = Aliases(self._guarded, members)
 
     def leave(self, indices: Collection[int] | None = None) -> None:
         """Note that the memory of tensors belongs to the exchange, until their values come.
@@ -227,13 +224,9 @@ class Reads:
 
     def read_aliased(self) -> None:
         """Let tensors whose memory something else shares have their values at once."""
-        for index in self._aliases.found():
+        for index in self.aliases.found():
             if index in self._own:
                 self.read(self._guarded[index])
-
-    def is_aliased(self, index: int) -> bool:
-        """Return whether something else in this process has the memory of a tensor now."""
-        return self._aliases.has(index)
 
     def came(self, index: int) -> None:
         """Note that a tensor has its value."""
@@ -278,7 +271,7 @@ _use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambd
 """Return how many tensors share a storage; 0 in versions of torch that do not count on a CPU."""
 
 
-class _Aliases:
+class Aliases:
     """Counts what shares the memory of tensors, beside the module and the exchange.
 
     Args:

@@ -37,18 +37,12 @@ _initialize = torch.distributed.distributed_c10d.init_process_group
 _PARAMETERS = signature(_initialize)
 
 
-class Asked(NamedTuple):
-    """What a call of `init_process_group` asks for: None where neither an argument nor a variable
-    says it.
+def asked_for(*arguments: Any, **named: Any) -> dict[str, int | None]:
+    """Return the rank and the size that a call of `init_process_group` asks for; None where no
+    argument says it.
     """
-
-    rank: int | None
-    size: int | None
-
-    @classmethod
-    def of_call(cls, arguments: tuple[Any, ...], named: dict[str, Any]) -> Asked:
-        given = _PARAMETERS.bind(*arguments, **named).arguments
-        return cls(*(_number(given.get(name)) for name in ("rank", "world_size")))
+    given = _PARAMETERS.bind(*arguments, **named).arguments
+    return {"rank": _number(given.get("rank")), "size": _number(given.get("world_size"))}
 
 
 def _number(value: object) -> int | None:
@@ -65,7 +59,7 @@ class _Joined:
         """Stand for torch's function of this name."""
         place = place_of_parent()
         if self.pid != os.getpid() and place:
-            take_place(place, Asked.of_call(arguments, named))
+            take_place(place, **asked_for(*arguments, **named))
             self.pid = os.getpid()
         own: Any = self.init_process_group
         current: Any = torch.distributed.init_process_group
@@ -142,20 +136,20 @@ class Link(NamedTuple):
         self.connection.close()
 
 
-def take_place(parent: str, asked: Asked) -> None:
+def take_place(parent: str, rank: int | None, size: int | None) -> None:
     """Take the place of a worker, until this process ends. A process whose place another one has
     taken ends here, once that has ended.
 
     Args:
         parent: the place of the worker that has started this process.
-        asked: the rank and the number of workers.
+        rank, size: of the workers; None: as the variables of torchrun say.
 
     Raises:
         UsageError: the job has no such place.
     """
-    rank, size = rank_and_size()
-    rank = rank if asked.rank is None else asked.rank
-    size = size if asked.size is None else asked.size
+    of_variables = rank_and_size()
+    rank = of_variables[0] if rank is None else rank
+    size = of_variables[1] if size is None else size
     with closing(Link.to(parent)) as link:
         reply = link.ask(do="place", rank=rank, size=size)
     if "error" in reply:

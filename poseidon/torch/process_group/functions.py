@@ -108,9 +108,12 @@ def initialize(mesh: Mesh, **arguments: Any) -> None:
 
 
 @contextmanager
-def groups_of_job() -> Iterator[None]:
+def groups_of_job(init_process_group: Callable[..., None] | None = None) -> Iterator[None]:
     """Let all groups that are made inside the block be of the job, whatever backend they name, and
     refuse what would leave it.
+
+    Args:
+        init_process_group: stands for torch's function; None: torch's stays.
     """
     c10d = dist.distributed_c10d
     new_group = c10d._new_group_with_tag
@@ -152,6 +155,8 @@ def groups_of_job() -> Iterator[None]:
         undo.enter_context(replaced(c10d, "_new_group_with_tag", new_poseidon_group))
         for owner in (dist, c10d):
             undo.enter_context(replaced(owner, "monitored_barrier", monitored_barrier))
+            if init_process_group is not None:
+                undo.enter_context(replaced(owner, "init_process_group", init_process_group))
         undo.enter_context(replaced(Join, "notify_join_context", notify_join_context))
         undo.enter_context(replaced(Join, "__init__", join))
         undo.enter_context(replaced(torch.distributed.rpc, "init_rpc", refusal(CALLS_OTHERS)))

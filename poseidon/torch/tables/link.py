@@ -176,7 +176,7 @@ class EmbeddingRows(TableLink):
         self.weight = planned.module.weight
         self._is_whole = True
         """Whether all rows are those after this worker's last push."""
-        self._reads = Reads(planned.module, {0: self.weight}, self._bring)
+        self._reads = Reads(planned.module, {0: self.weight}, self._settle)
         self._version = self.weight._version
         module = planned.module
         self._handles: list[RemovableHandle] = [
@@ -184,7 +184,7 @@ class EmbeddingRows(TableLink):
             module.register_forward_pre_hook(OfOneModule(self._refresh), with_kwargs=True),
             module.register_forward_hook(OfOneModule(self._leave), always_call=True),
             module.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-                OfOneModule(self._refresh_all)
+                OfOneModule(self._settle)
             ),
         ]
 
@@ -218,9 +218,6 @@ class EmbeddingRows(TableLink):
         if not self._is_whole:
             self._reads.leave()
 
-    def _refresh_all(self, *_: object) -> None:
-        self.settle()
-
     def settle(self) -> None:
         with self._reads.turn:
             if not self._is_whole:
@@ -231,7 +228,7 @@ class EmbeddingRows(TableLink):
                 self._is_whole = True
             self._reads.came(0)
 
-    def _bring(self, index: int) -> None:
+    def _settle(self, *_: object) -> None:
         self.settle()
 
     def push(self, rate: float) -> None:

@@ -96,11 +96,8 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         self.loop.check_step(LoopEvent.OPTIMIZE)
         return True
 
-    def _before_step(
-        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
-        self._check_step(optimizer, arguments, named)
-        if getattr(optimizer, "found_inf", None) is not None:
+    def _begin_step(self, *, is_scaled: bool) -> None:
+        if is_scaled:
             raise UsageError(
                 "a GradScaler may skip a step on one worker, but with local steps all workers "
                 "must make the same number; use bfloat16 autocast, which needs no GradScaler"
@@ -127,18 +124,14 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         if factor != 1.0:
             torch._foreach_mul_(gradients, factor)
 
-    def _after_step(
-        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
+    def _after_step(self, *_: object) -> None:
         loop = self.loop
         self._own.after_step()
         if loop.leave_turn():
             return
+        loop.end_step(LoopEvent.STEP, settles=True)
+        loop.reads.leave()
         with loop.collections.calling(STEP):
-            loop.on(LoopEvent.STEP)
-            loop.collections.finish_step()
-            loop.compare(settles=True)
-            loop.reads.leave()
             loop.reads.read_aliased()
 
     # Which state.
@@ -153,7 +146,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             write=self._load_states,
             resize=first,
         )
-        outer, member = self._histories.only_outer(), self.loop.context.member
+        outer, member = self._histories.outer(splits=True), self.loop.context.member
         if not self.plan.shards:
             return [states, outer]
         like = {trained.name: self._named[trained.name] for trained in self.plan.shards[0]}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 
-from poseidon.base.call_names import STEP
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
 from poseidon.engine.loop_table import Applies, LoopEvent, State
 from poseidon.engine.worker_context import WorkerContext
@@ -96,15 +95,15 @@ class RuleUpdate(GroupUpdate):
                 "had ended; compute the loss after step()"
             )
 
-    def pass_ended(self, *, is_last: bool) -> None:
+    def pass_ended(self) -> None:
         self._sent.note(reversed(self._trained.values()))
-        if is_last:  # new values may come before the step ends
+        if self.loop.session.state is State.FULL:  # new values may come before the step ends
             self.loop.reads.leave(self._of_parameters)
 
     def may_leave(self, index: int) -> bool:
         # The graph may have an alias, as of weight.detach(), that a node which is still to run uses.
         # No graph has one of a part.
-        return bool(self.plan.shards) or not self.loop.reads.is_aliased(index)
+        return bool(self.plan.shards) or not self.loop.reads.aliases.has(index)
 
     def sent(self, index: int) -> None:
         self.loop.reads.leave({index})
@@ -150,10 +149,7 @@ class RuleUpdate(GroupUpdate):
             self._check_unchanged()
             if loop.leave_turn():
                 return False
-            with loop.collections.calling(STEP):
-                loop.on(LoopEvent.STEP)
-                loop.collections.finish_step()
-                loop.compare(settles=True)
+            loop.end_step(LoopEvent.STEP, settles=True)
             for parameter in self._trained.values():
                 parameter.grad = None  # of one without elements, which is not exchanged
                 # a graph of the step before is not to be used again

@@ -44,12 +44,8 @@ class Update(ABC):
     def check_backward(self) -> None:  # noqa: B027 - see `RuleUpdate`
         """Check that a backward pass may begin."""
 
-    def pass_ended(self, *, is_last: bool) -> None:  # noqa: B027 - nothing leaves with local steps
-        """Note the end of a backward pass.
-
-        Args:
-            is_last: it was the last one of the step.
-        """
+    def pass_ended(self) -> None:  # noqa: B027 - nothing leaves with local steps
+        """Note the end of a backward pass."""
 
     def may_leave(self, index: int) -> bool:
         """Return whether the gradient of a tensor may leave before the backward pass has ended."""
@@ -63,11 +59,6 @@ class Update(ABC):
 
     def forget(self) -> None:  # noqa: B027 - as `pass_ended`
         """Forget the passes of the turn."""
-
-    def forget_stale(self) -> None:  # noqa: B027 - shards take no gradient back
-        """Forget passes that belong to no step, where the loss of another module may have made
-        them.
-        """
 
     @abstractmethod
     def leaves(self) -> Sequence[Leaf]:

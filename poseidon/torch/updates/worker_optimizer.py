@@ -102,23 +102,25 @@ class WorkerOptimizerUpdate(GroupUpdate):
             loop.module.zero_grad()
         return loop.session.is_first_turn
 
-    @abstractmethod
     def _before_step(
-        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
-        """Bring the gradients that the optimizer uses."""
-
-    @abstractmethod
-    def _after_step(
-        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
-        """End the step."""
-
-    def _check_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         check_no_closure(arguments, named)
         self._check_trained(optimizer)
+        # set by GradScaler, of this worker alone
+        self._begin_step(is_scaled=getattr(optimizer, "found_inf", None) is not None)
+
+    @abstractmethod
+    def _begin_step(self, *, is_scaled: bool) -> None:
+        """Bring the gradients that the optimizer uses.
+
+        Args:
+            is_scaled: whether a GradScaler may leave the step out on this worker alone.
+        """
+
+    @abstractmethod
+    def _after_step(self, *_: object) -> None:
+        """End the step."""
 
     def _note_rest(self) -> None:
         self._versions = {
@@ -202,15 +204,11 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             if gradient is not None and local_of(gradient).data_ptr() == mean.data_ptr():
                 parameter.grad = gradient.clone()
 
-    def pass_ended(self, *, is_last: bool) -> None:
+    def pass_ended(self) -> None:
         self._sent.note(reversed(self._means))
 
     def forget(self) -> None:
         self._sent.forget()
-
-    def forget_stale(self) -> None:
-        if self.loop.session.passes and self.loop.context.loops.several:
-            self.loop.forget_passes()
 
     # How to apply.
 
@@ -240,27 +238,18 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             parameter.grad = gradient if parameter.requires_grad else None
         return True
 
-    def _before_step(
-        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
-        self._check_step(optimizer, arguments, named)
+    def _begin_step(self, *, is_scaled: bool) -> None:
         if self.loop.session.state is not State.MEANS:
-            # set by GradScaler, of this worker alone
-            if getattr(optimizer, "found_inf", None) is not None:
+            if is_scaled:
                 raise UsageError(UNSCALED)
             with self.loop.collections.calling(STEP):
                 self._has_left = not self._average()
 
-    def _after_step(
-        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
+    def _after_step(self, *_: object) -> None:
         if self._has_left:  # it has found no gradient
             self._has_left = False
             return
-        with self.loop.collections.calling(STEP):
-            self.loop.on(LoopEvent.APPLY)
-            self.loop.collections.finish_step()
-            self.loop.compare(also_first=True)
+        self.loop.end_step(LoopEvent.APPLY, also_first=True)
 
     # Which state.
 

@@ -457,7 +457,7 @@ class Brought:
         self.indices: list[int] = []
         self.error: Exception | None = None
         self.reads = Reads(self.layer, dict(enumerate(sources)), self._bring)
-        self.reads.note_own_aliases()
+        self.reads.aliases.note_own()
 
     def _bring(self, index: int) -> None:
         self.indices.append(index)

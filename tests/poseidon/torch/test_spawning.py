@@ -16,7 +16,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.torch import spawning
-from poseidon.torch.spawned import Asked, Link
+from poseidon.torch.spawned import Link, asked_for
 from poseidon.torch.spawning import ScriptPlace, name_of
 from ps_server.network import Network
 from tests.support.polling import until
@@ -101,5 +101,5 @@ def test_both_at_once_are_refused(place: ScriptPlace) -> None:
 
 
 def test_what_a_call_asks_for() -> None:
-    assert Asked.of_call(("gloo", "tcp://h:1", None, 4, 2), {}) == (2, 4)
-    assert Asked.of_call(("gloo",), {"rank": 0}) == (0, None)
+    assert asked_for("gloo", "tcp://h:1", None, 4, 2) == {"rank": 2, "size": 4}
+    assert asked_for("gloo", rank=0) == {"rank": 0, "size": None}
