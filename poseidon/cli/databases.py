@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from poseidon.base.paths import own_command, repository_root
 from poseidon.base.settings import read_settings
@@ -54,6 +55,14 @@ def run_compute_image_mean(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _conversion(arguments: argparse.Namespace, **more: Any) -> Conversion:
+    """Return the options of a conversion: those that have flags of their names, and more."""
+    names = ("gray", "encoded", "encode_type", "check_size", "shuffle", "seed")
+    given = {name: getattr(arguments, name) for name in names if name in arguments}
+    size = max(0, arguments.resize_height), max(0, arguments.resize_width)
+    return Conversion(size=size, **{**given, **more})
+
+
 def run_convert_annoset(arguments: argparse.Namespace) -> int:
     """Convert; 0 when the database is in place."""
     detection = arguments.anno_type == "detection"
@@ -62,17 +71,8 @@ def run_convert_annoset(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "--label_map_file is missing: it has the label of each name in the annotations"
         )
-    conversion = Conversion(
-        gray=arguments.gray,
-        size=(arguments.resize_height, arguments.resize_width),
-        least_side=arguments.min_dim,
-        most_side=arguments.max_dim,
-        encoded=arguments.encoded,
-        encode_type=arguments.encode_type,
-        check_size=arguments.check_size,
-        shuffle=arguments.shuffle,
-        seed=arguments.seed,
-    )
+    limits = {"least_side": arguments.min_dim, "most_side": arguments.max_dim}
+    conversion = _conversion(arguments, **limits)
     annotations = Annotations(
         form=form, label_map=arguments.label_map_file, check_label=arguments.check_label
     )
@@ -154,15 +154,7 @@ def run_convert_cifar(arguments: argparse.Namespace) -> int:
 
 def run_convert_imageset(arguments: argparse.Namespace) -> int:
     """Convert; 0 when the database is in place."""
-    conversion = Conversion(
-        gray=arguments.gray,
-        size=(max(0, arguments.resize_height), max(0, arguments.resize_width)),
-        encoded=arguments.encoded,
-        encode_type=arguments.encode_type,
-        check_size=arguments.check_size,
-        shuffle=arguments.shuffle,
-        seed=arguments.seed,
-    )
+    conversion = _conversion(arguments)
     with progress_bar(arguments.progress) as report:
         count = convert_imageset(
             arguments.root_folder,
@@ -176,35 +168,29 @@ def run_convert_imageset(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _convert_mnist(
+    arguments: argparse.Namespace, name: str, what: str, ready: str, pairs_seed: int | None = None
+) -> int:
+    folder = arguments.folder or repository_root() / "examples" / name
+    backend = Backend.parse(arguments.backend)
+    opening = f"preparing {what} in {folder}: two databases; this may take minutes"
+    with progress_bar(arguments.progress, opening=opening) as report:
+        train, test = convert_mnist(
+            arguments.input_folder, folder, backend, pairs_seed=pairs_seed, report=report
+        )
+    print(f"{ready}: {train}, {test}")
+    return 0
+
+
 def run_convert_mnist(arguments: argparse.Namespace) -> int:
     """Convert; 0 when both databases are in place."""
-    folder = arguments.folder or repository_root() / "examples" / "mnist"
-    opening = f"preparing MNIST in {folder}: two databases; this may take minutes"
-    with progress_bar(arguments.progress, opening=opening) as report:
-        made = convert_mnist(
-            arguments.input_folder,
-            folder,
-            Backend.parse(arguments.backend),
-            report=report,
-        )
-    print(f"MNIST is ready: {made[0]}, {made[1]}")
-    return 0
+    return _convert_mnist(arguments, "mnist", "MNIST", "MNIST is ready")
 
 
 def run_convert_mnist_siamese(arguments: argparse.Namespace) -> int:
     """Convert; 0 when both databases are in place."""
-    folder = arguments.folder or repository_root() / "examples" / "siamese"
-    opening = f"preparing pairs of MNIST in {folder}: two databases; this may take minutes"
-    with progress_bar(arguments.progress, opening=opening) as report:
-        made = convert_mnist(
-            arguments.input_folder,
-            folder,
-            Backend.parse(arguments.backend),
-            pairs_seed=arguments.seed,
-            report=report,
-        )
-    print(f"The pairs are ready: {made[0]}, {made[1]}")
-    return 0
+    what, ready = "pairs of MNIST", "The pairs are ready"
+    return _convert_mnist(arguments, "siamese", what, ready, pairs_seed=arguments.seed)
 
 
 def run_convert_voc(arguments: argparse.Namespace) -> int:
@@ -234,14 +220,11 @@ def run_make_db(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    conversion = Conversion(
-        gray=arguments.gray,
-        size=(arguments.resize_height, arguments.resize_width),
+    conversion = _conversion(
+        arguments,
         shorter_side=arguments.shorter_side,
         encoded=not arguments.raw,
         encode_type="" if arguments.raw else arguments.encode_type,
-        shuffle=arguments.shuffle,
-        seed=arguments.seed,
     )
     refuse_existing(arguments.db_name)
     pictures = find_pictures(arguments.pictures, arguments.root_folder)

@@ -20,8 +20,7 @@ def _backend(group: FlagGroup, *, default: str | None) -> None:
 
 
 def _partition_data(parser: Parser) -> None:
-    text = "folder of the database, or list file"
-    word(parser, "db_path", text, metavar="DB_PATH", read=Path, opens=Opens.DATABASE)
+    word(parser, "db_path", "folder of the database, or list file", read=Path, opens=Opens.DATABASE)
     group = parser.section("Flags")
     _backend(group, default=None)
     flag(group, "num_partitions", "parts (one for each client, else 2)", read=whole, metavar="N")
@@ -48,11 +47,9 @@ def _prepare_cifar10(parser: Parser) -> None:
 
 
 def _convert_cifar(parser: Parser) -> None:
-    text = "archive, or folder that holds it"
-    word(parser, "input", text, metavar="INPUT", read=Path, opens=Opens.FILE_OR_FOLDER)
-    word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", read=Path)
-    text = "lmdb or leveldb"
-    word(parser, "db_type", text, metavar="DB_TYPE", choices=BACKENDS)
+    word(parser, "input", "archive, or folder that holds it", read=Path, opens=Opens.FILE_OR_FOLDER)
+    word(parser, "output_folder", "where the databases go", read=Path)
+    word(parser, "db_type", "lmdb or leveldb", choices=BACKENDS)
     parser.section("Flags").add(progress())
 
 
@@ -60,7 +57,7 @@ def _picture_words(parser: Parser, beside: str) -> None:
     word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
     text = f"a line for each picture: path and {beside}"
     word(parser, "list_file", text, metavar="LISTFILE", read=Path, opens=Opens.FILE)
-    word(parser, "db_name", "the database to make", metavar="DB_NAME", read=Path)
+    word(parser, "db_name", "the database to make", read=Path)
 
 
 def _picture_flags(group: FlagGroup) -> None:
@@ -110,8 +107,8 @@ def _convert_annoset(parser: Parser) -> None:
 
 def _convert_voc(parser: Parser) -> None:
     text = "folder of VOC2007 and others, or one"
-    word(parser, "voc_folder", text, metavar="VOC_FOLDER", read=Path, opens=Opens.FOLDER)
-    word(parser, "output_folder", "where the files go", metavar="OUTPUT_FOLDER", read=Path)
+    word(parser, "voc_folder", text, read=Path, opens=Opens.FOLDER)
+    word(parser, "output_folder", "where the files go", read=Path)
     group = parser.section("Flags")
     text = "comma-separated (trainval,test, else train,val)"
     flag(group, "parts", text, default="", metavar="NAMES")
@@ -124,9 +121,8 @@ def _convert_voc(parser: Parser) -> None:
 
 def _make_db(parser: Parser) -> None:
     text = "folder of classes, or list file"
-    word(parser, "pictures", text, metavar="PICTURES", read=Path, takes=Takes.OPTIONAL_WORD)
-    text = "the database to make"
-    word(parser, "db_name", text, metavar="DB_NAME", read=Path, takes=Takes.OPTIONAL_WORD)
+    word(parser, "pictures", text, read=Path, takes=Takes.OPTIONAL_WORD)
+    word(parser, "db_name", "the database to make", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     kinds = (*BACKENDS, "minidb")
     text = "lmdb, leveldb or minidb (lmdb)"
@@ -154,11 +150,9 @@ def _make_db(parser: Parser) -> None:
 
 
 def _convert_mnist(parser: Parser, folder: str) -> None:
-    text = "folder of the four .gz files"
-    word(parser, "input_folder", text, metavar="INPUT_FOLDER", read=Path, opens=Opens.FOLDER)
+    word(parser, "input_folder", "folder of the four .gz files", read=Path, opens=Opens.FOLDER)
     group = parser.section("Flags")
-    text = f"where they go (examples/{folder})"
-    flag(group, "folder", text, read=Path, metavar="DIR")
+    flag(group, "folder", f"where they go (examples/{folder})", read=Path, metavar="DIR")
     _backend(group, default="lmdb")
     if folder == "siamese":
         flag(group, "seed", "of the random pairs (0)", read=count, default=0, metavar="N")
@@ -166,10 +160,8 @@ def _convert_mnist(parser: Parser, folder: str) -> None:
 
 
 def _compute_image_mean(parser: Parser) -> None:
-    text = "folder of the database"
-    word(parser, "input_db", text, metavar="INPUT_DB", read=Path, opens=Opens.DATABASE)
-    text = "mean file: mean.binaryproto"
-    word(parser, "output_file", text, metavar="OUTPUT_FILE", read=Path, takes=Takes.OPTIONAL_WORD)
+    word(parser, "input_db", "folder of the database", read=Path, opens=Opens.DATABASE)
+    word(parser, "output_file", "mean file: mean.binaryproto", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     _backend(group, default=None)
     group.add(progress())

@@ -156,8 +156,9 @@ def switch(group: FlagGroup, name: str, text: str, **settings: Any) -> None:
 
 
 def word(parser: Parser, name: str, text: str, **settings: Any) -> None:
-    """Add an argument without a flag."""
-    flag(parser.arguments, name, text, **{"takes": Takes.WORD, **settings})
+    """Add an argument without a flag, which messages call by its name in capitals."""
+    settings = {"takes": Takes.WORD, "metavar": name.upper(), **settings}
+    flag(parser.arguments, name, text, **settings)
 
 
 def _usage(command: str, shown: Sequence[Flag]) -> str:

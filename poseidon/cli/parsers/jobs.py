@@ -27,7 +27,7 @@ def _ps(parser: Parser) -> None:
 
 
 def _logs(parser: Parser) -> None:
-    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD, metavar="JOB")
+    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "worker", "only the lines of this worker", read=whole, metavar="RANK")
     flag(group, "shard", "only the lines of this shard", read=whole, metavar="INDEX")
@@ -36,7 +36,7 @@ def _logs(parser: Parser) -> None:
 
 
 def _stats(parser: Parser) -> None:
-    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD, metavar="JOB")
+    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     switch(group, "json", "print statistics.json, for scripts")
     text = "merge the traces of a job (train --trace) into one file"
@@ -66,7 +66,7 @@ def _leave(parser: Parser) -> None:
 
 
 def _join(parser: Parser) -> None:
-    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD, metavar="JOB")
+    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "host", "the address of the host that is to take part", metavar="ADDRESS")
 
@@ -86,18 +86,15 @@ def _plan(parser: Parser) -> None:
     group = parser.section("What is trained")
     flag(group, "solver", "its train net", metavar="FILE", opens=Opens.FILE)
     flag(group, "net", "a train net, or a deploy net", metavar="FILE", opens=Opens.FILE)
-    text = "function that returns module and input"
-    flag(group, "module", text, metavar="FILE:NAME")
-    text = "forward and backward pass (measured here)"
-    flag(group, "compute", text, read=positive, metavar="MS")
+    flag(group, "module", "function that returns module and input", metavar="FILE:NAME")
+    flag(group, "compute", "forward and backward pass (measured here)", read=positive, metavar="MS")
     group = parser.section("Where")
     text = "measure the hosts of this machinefile"
     flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
     _ssh_config(group)
     flag(group, "hosts", "with a worker, without a machinefile", read=count, default=0, metavar="N")
     flag(group, "servers", "further hosts that only serve (0)", read=count, default=0, metavar="N")
-    text = "V of the job (one a host)"
-    flag(group, "virtual_workers", text, read=count, default=0, metavar="V")
+    flag(group, "virtual_workers", "V of the job (one a host)", read=count, default=0, metavar="V")
     flag(group, "rate", "of each link, Mbit/s (measured)", read=positive, metavar="MBIT")
     flag(group, "latency", "from host to host (measured, or 0.05)", read=positive, metavar="MS")
     flag(group, "seconds", "to measure hosts, about (30)", read=positive, default=30.0, metavar="S")
@@ -116,8 +113,7 @@ def _dashboard(parser: Parser) -> None:
 
 
 def _completion(parser: Parser) -> None:
-    text = "bash, zsh, fish or tcsh"
-    word(parser, "shell", text, choices=SHELLS, metavar="SHELL")
+    word(parser, "shell", "bash, zsh, fish or tcsh", choices=SHELLS)
 
 
 MANAGING: Sequence[Command] = (

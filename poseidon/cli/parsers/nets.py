@@ -32,8 +32,7 @@ CHARTS = tuple("01234567")
 
 
 def _init(parser: Parser) -> None:
-    text = "cifar10, lenet (or mnist), resnet, ..."
-    word(parser, "project", text, takes=Takes.OPTIONAL_WORD, metavar="PROJECT")
+    word(parser, "project", "cifar10, lenet (or mnist), resnet, ...", takes=Takes.OPTIONAL_WORD)
     text = "a new or empty folder; default: PROJECT"
     word(parser, "folder", text, takes=Takes.OPTIONAL_WORD, read=Path, metavar="DIR")
     switch(parser.section("Flags"), "list", "list the projects")
@@ -65,9 +64,8 @@ def _device_query(parser: Parser) -> None:
 
 
 def _draw_net(parser: Parser) -> None:
-    text = "net definition of any grammar"
-    word(parser, "input_net", text, metavar="INPUT_NET", read=Path, opens=Opens.FILE)
-    word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", read=Path)
+    word(parser, "input_net", "net definition of any grammar", read=Path, opens=Opens.FILE)
+    word(parser, "output_file", "the picture: .png, .svg or .pdf", read=Path)
     group = parser.section("Flags")
     text = "where the data flows: TB (default; of ALL: LR), LR, BT, RL"
     flag(group, "rankdir", text, choices=RANKDIRS, default=None, metavar="DIR")
@@ -97,9 +95,9 @@ def _shapes_flag(group: FlagGroup) -> None:
 
 def _deploy(parser: Parser) -> None:
     text = "a net that trains: with data layers and losses"
-    word(parser, "net", text, metavar="NET", read=Path, opens=Opens.FILE)
+    word(parser, "net", text, read=Path, opens=Opens.FILE)
     text = "the file to write (beside it, *deploy.prototxt)"
-    word(parser, "output", text, metavar="OUTPUT", read=Path, takes=Takes.OPTIONAL_WORD)
+    word(parser, "output", text, read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "batch", "images of a pass (1)", read=natural, default=1, metavar="N")
     _shapes_flag(group)
@@ -108,10 +106,8 @@ def _deploy(parser: Parser) -> None:
 
 
 def _classify(parser: Parser) -> None:
-    text = "a deploy net; `poseidon deploy` makes one"
-    word(parser, "net", text, metavar="NET", read=Path, opens=Opens.FILE)
-    text = "its model, binary or HDF5"
-    word(parser, "model", text, metavar="MODEL", read=Path, opens=Opens.MODEL)
+    word(parser, "net", "a deploy net; `poseidon deploy` makes one", read=Path, opens=Opens.FILE)
+    word(parser, "model", "its model, binary or HDF5", read=Path, opens=Opens.MODEL)
     text = "files; or mean file, labels and picture, as Caffe's tool"
     word(
         parser,
@@ -123,13 +119,11 @@ def _classify(parser: Parser) -> None:
         opens=Opens.FILE,
     )
     group = parser.section("Flags")
-    text = "a mean file, or values: one, or B,G,R"
-    flag(group, "mean", text, read=mean, metavar="FILE|VALUES")
+    flag(group, "mean", "a mean file, or values: one, or B,G,R", read=mean, metavar="FILE|VALUES")
     flag(group, "scale", "of pixels, after the mean (1)", read=number, default=1.0, metavar="S")
     text = "size before the crop (the mean file's, else the net's)"
     flag(group, "images_dim", text, read=extents, metavar="H,W")
-    text = "R,G,B, as databases of CIFAR-10 (B,G,R)"
-    switch(group, "rgb", text)
+    switch(group, "rgb", "R,G,B, as databases of CIFAR-10 (B,G,R)")
     text = "the names of the classes, a line each"
     flag(group, "labels", text, read=Path, metavar="FILE", opens=Opens.FILE)
     flag(group, "top", "classes to print (5)", read=natural, default=5, metavar="N")
@@ -149,9 +143,7 @@ def _export(parser: Parser) -> None:
         read=Path,
         opens=Opens.MODEL,
     )
-    word(
-        parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", read=Path
-    )
+    word(parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", read=Path)
     group = parser.section("Flags")
     _shapes_flag(group)
     _stage_flag(group)
@@ -160,9 +152,8 @@ def _export(parser: Parser) -> None:
 
 def _import(parser: Parser) -> None:
     word(parser, "model", "the net definition", metavar="NET", read=Path, opens=Opens.FILE)
-    text = "tensors by name: .pth or .safetensors"
-    word(parser, "weights", text, metavar="WEIGHTS", read=Path, opens=Opens.FILE)
-    word(parser, "output", "the model to write (.caffemodel)", metavar="OUTPUT", read=Path)
+    word(parser, "weights", "tensors by name: .pth or .safetensors", read=Path, opens=Opens.FILE)
+    word(parser, "output", "the model to write (.caffemodel)", read=Path)
     group = parser.section("Flags")
     text = "a tensor of the net, and its name in the file"
     flag(group, "name", text, takes=Takes.VALUES, default=(), metavar="OURS=THEIRS", read=renamed)
@@ -179,8 +170,7 @@ def _download_model_binary(parser: Parser) -> None:
 def _parse_log(parser: Parser) -> None:
     text = "a log, or a job's id or folder; default: the newest job of the current folder"
     word(parser, "logfile_path", text, metavar="LOG|JOB", takes=Takes.OPTIONAL_WORD)
-    text = "default: the log's folder"
-    word(parser, "output_dir", text, metavar="OUTPUT_DIR", read=Path, takes=Takes.OPTIONAL_WORD)
+    word(parser, "output_dir", "default: the log's folder", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "delimiter", "between columns (,)", default=",", metavar="CHAR")
     switch(group, "verbose", "name a table without rows, too, which is not written")
@@ -199,8 +189,7 @@ def _plot(parser: Parser) -> None:
     flag(group, "output", text, metavar="FILE", read=Path, required=True, aliases=("o",))
     text = "axis: iterations (default) or seconds"
     flag(group, "x", text, choices=AXES, default="iterations", metavar="AXIS")
-    text = "one chart; default: loss and accuracy"
-    flag(group, "chart", text, choices=CHARTS, metavar="N")
+    flag(group, "chart", "one chart; default: loss and accuracy", choices=CHARTS, metavar="N")
     text = "points of the moving average; 1: none (1/40 of a train curve)"
     flag(group, "smooth", text, read=count, metavar="N")
     text = "of losses and rates: auto (log where it helps), linear, log"
@@ -208,9 +197,8 @@ def _plot(parser: Parser) -> None:
 
 
 def _upgrade(parser: Parser, what: str) -> None:
-    text = f"file of any grammar: {what}"
-    word(parser, "input", text, metavar="INPUT", read=Path, opens=Opens.FILE)
-    word(parser, "output", "file to write in today's grammar", metavar="OUTPUT", read=Path)
+    word(parser, "input", f"file of any grammar: {what}", read=Path, opens=Opens.FILE)
+    word(parser, "output", "file to write in today's grammar", read=Path)
 
 
 def _upgrade_command(name: str, what: str, example: str) -> Command:
@@ -226,9 +214,8 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
 
 
 def _consolidate(parser: Parser) -> None:
-    text = "folder of torch.distributed.checkpoint"
-    word(parser, "parts", text, metavar="PARTS", read=Path, opens=Opens.FOLDER)
-    word(parser, "output", "file to write, for torch.load", metavar="OUTPUT", read=Path)
+    word(parser, "parts", "folder of torch.distributed.checkpoint", read=Path, opens=Opens.FOLDER)
+    word(parser, "output", "file to write, for torch.load", read=Path)
 
 
 INIT = Command(
