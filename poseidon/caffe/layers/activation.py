@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from poseidon.caffe.layers.base import BlobSpec, Layer, LayerError, Shape, times
+from poseidon.caffe.layers.base import BlobSpec, Layer, LayerError, Shape, check_shape
 from poseidon.caffe.layers.fillers import filler_or
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
@@ -121,10 +121,7 @@ class PReLU(Activation):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.prelu_param, bottoms[0]
-        if len(shape) < 2:
-            raise LayerError(
-                f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2"
-            )
+        check_shape("bottom", shape, "NxC...")
         filler = filler_or(param, "filler", 0.25)
         self.declare(
             BlobSpec(name="slope", shape=() if param.channel_shared else (shape[1],), filler=filler)

@@ -348,11 +348,46 @@ def check_count(kind: str, count: int, least: int, most: int | None) -> None:
     raise LayerError(f"has {counted(count, kind)}, expected {expected}")
 
 
-def check_image(shape: Shape) -> None:
+def check_shape(name: str, shape: Shape, pattern: str, why: str = "") -> None:
+    """Raise LayerError unless a shape matches a pattern.
+
+    Args:
+        name: of the blob, for the message.
+        shape: its shape.
+        pattern: extents with `x` between them: numbers, letters for any number, and `...` at the
+            end for any further axes: `1xNxH`, `NxC...`.
+        why: what the pattern means.
+    """
+    ends = pattern.removesuffix("...")
+    wanted = ends.split("x") if ends else []
+    is_open = ends != pattern
+    if len(shape) == len(wanted) or (is_open and len(shape) > len(wanted)):
+        pairs = zip(wanted, shape, strict=False)
+        if all(part.isalpha() or part == str(extent) for part, extent in pairs):
+            return
+    meaning = f": {why}" if why else ""
+    raise LayerError(f"{name} has shape {times(shape)}, expected {pattern}{meaning}")
+
+
+def check_image(shape: Shape, name: str = "bottom") -> None:
     """Raise LayerError unless a bottom has the shape of images, N x C x H x W."""
     if len(shape) != 4:
+        raise LayerError(f"{name} has shape {times(shape)}, expected 4 axes (NxCxHxW)")
+
+
+def check_rows(name: str, shape: Shape, values: int, what: str) -> None:
+    """Raise LayerError unless a blob has so many values for each item of its first axis."""
+    if len(shape) < 2 or math.prod(shape[1:]) != values:
         raise LayerError(
-            f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)"
+            f"{name} has shape {times(shape)}, expected {values} values for each {what}"
+        )
+
+
+def check_values(name: str, shape: Shape, count: int, what: str) -> None:
+    """Raise LayerError unless a blob has so many values, one for each thing of a kind."""
+    if math.prod(shape) != count:
+        raise LayerError(
+            f"{name} has shape {times(shape)}, expected {count} values: one for each {what}"
         )
 
 

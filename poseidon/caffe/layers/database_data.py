@@ -1,11 +1,7 @@
 """Batches of records: Data and AnnotatedData of databases, MemoryData of the caller's arrays,
-HDF5Data of rows of HDF5 files; and HDF5Output.
+HDF5Data of rows of HDF5 files; and HDF5Output. AnnotatedData is of SSD (Liu et al., 2016).
 
-AnnotatedData: batches of a database of images with objects, from SSD (Liu et al., 2016).
-
-MemoryData: batches of the caller's arrays.
-
-Law: batch b since the last `reset` holds records b*K to b*K + K - 1, modulo the number of records.
+Law of MemoryData: batch b since the last `reset` holds records b*K to b*K + K - 1, modulo the number of records.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from poseidon.caffe.data.batches.reader import (
 )
 from poseidon.caffe.data.boxes import WindowSampler
 from poseidon.caffe.data.databases import require
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, check_positive, times
+from poseidon.caffe.layers.base import Layer, LayerError, Shape, check_positive, check_shape, times
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.layers.sources import ReadingSource, Source
 from poseidon.caffe.proto.caffe_pb2 import DataParameter
@@ -181,10 +177,7 @@ class MemoryData(Source):
         Raises:
             LayerError: the shape or the number of records is wrong.
         """
-        if data.ndim != 4 or data.shape[1:] != self.shape[1:]:
-            raise LayerError(
-                f"records have shape {times(data.shape)}, expected Nx{times(self.shape[1:])}"
-            )
+        check_shape("the array of records", data.shape, f"Nx{times(self.shape[1:])}")
         if not len(data) or len(data) % self.shape[0]:
             raise LayerError(
                 f"got {len(data)} records, expected a multiple of batch_size {self.shape[0]}"

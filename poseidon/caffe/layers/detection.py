@@ -24,7 +24,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from poseidon.caffe.layers.base import Layer, LayerContext, LayerError, Shape, times
+from poseidon.caffe.layers.base import Layer, LayerContext, LayerError, Shape, check_image, times
 from poseidon.caffe.layers.registry import register, replaces_python
 from poseidon.caffe.proto.caffe_pb2 import TEST, LayerParameter, PriorBoxParameter
 
@@ -256,10 +256,7 @@ class PriorBox(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.prior_box_param
         for name, shape in zip(self.param.bottom, bottoms, strict=True):
-            if len(shape) != 4:
-                raise LayerError(
-                    f"bottom '{name}' has shape {times(shape)}, expected 4 axes (NxCxHxW)"
-                )
+            check_image(shape, f"bottom '{name}'")
         _check_sizes(param)
         cells, input_size = bottoms[0][2:], bottoms[1][2:]
         image = _pair(param, "img_size", "img_h", "img_w") or (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from poseidon.caffe.data.augmentation import Resize
 from poseidon.caffe.data.boxes import Box
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, times
+from poseidon.caffe.layers.base import Layer, LayerError, Shape, check_shape
 from poseidon.caffe.layers.matching import SIDES, BoxCode, Floats, areas, split_priors, suppressed
 from poseidon.caffe.layers.multibox_loss import check_bottoms
 from poseidon.caffe.layers.registry import register
@@ -213,11 +213,8 @@ class DetectionEvaluate(Layer):
             raise LayerError(
                 f"overlap_threshold is {param.overlap_threshold:g}, expected a positive number"
             )
-        for index, (shape, extent) in enumerate(zip(bottoms, (DETECTION, OBJECT), strict=True)):
-            if len(shape) != 4 or shape[:2] != (1, 1) or shape[3] != extent:
-                raise LayerError(
-                    f"bottom {index} has shape {times(shape)}, expected 1x1x{'DG'[index]}x{extent}"
-                )
+        check_shape("bottom 0", bottoms[0], f"1x1xDx{DETECTION}")
+        check_shape("bottom 1", bottoms[1], f"1x1xGx{OBJECT}")
         self.settings = param
         self.labels = [
             label for label in range(param.num_classes) if label != param.background_label_id

@@ -1,8 +1,6 @@
-"""Batches of images from lists: ImageData, DenseImageData, ImageSegData, ROIData, WindowData.
-
-DenseImageData and ImageSegData: batches of images with a label for each pixel.
-
-From SegNet (Badrinarayanan et al., 2015) and DeepLab (Chen et al., 2015).
+"""Batches of images from lists: ImageData, ROIData, WindowData, and with a label for each pixel
+DenseImageData of SegNet (Badrinarayanan et al., 2015) and ImageSegData of DeepLab (Chen et al.,
+2015).
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from poseidon.caffe.layers.base import (
     LayerError,
     Shape,
     canonical_axis,
+    check_shape,
+    check_values,
     times,
     without_trailing_ones,
 )
@@ -55,13 +57,8 @@ class HingeLoss(LabelLoss):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         scores, labels = bottoms
-        if len(scores) < 2:
-            raise LayerError(f"scores have shape {times(scores)}, expected items x classes")
-        if math.prod(labels) != scores[0]:
-            raise LayerError(
-                f"bottom '{self.param.bottom[1]}' has {math.prod(labels)} values, expected "
-                f"{scores[0]}: one an item"
-            )
+        check_shape("scores", scores, "NxC...", "items x classes")
+        check_values(f"bottom '{self.param.bottom[1]}'", labels, scores[0], "item")
         self.squares = self.param.hinge_loss_param.norm == HingeLossParameter.L2
         return [()]
 
@@ -128,10 +125,8 @@ class InfogainLoss(Layer):
         self.ignore_label = loss.ignore_label if loss.HasField("ignore_label") else None
         self.normalization, self.fixed = normalization(loss), loss.pre_fixed_normalizer
         self.infogain = self._read_infogain(classes) if len(bottoms) < 3 else None
-        if len(bottoms) == 3 and math.prod(bottoms[2]) != classes * classes:
-            raise LayerError(
-                f"bottom 2 has shape {times(bottoms[2])}, expected {classes}x{classes}"
-            )
+        if len(bottoms) == 3:
+            check_values("bottom 2", bottoms[2], classes * classes, "pair of classes")
         self.with_softmax = self.top_count() > 1
         return [(), scores][: self.top_count()]
 
@@ -362,10 +357,7 @@ class ContrastiveLoss(Layer):
                     f"bottoms have shapes {times(a)} and {times(b)}, expected NxC, or NxCx1x1, "
                     "for both"
                 )
-        if math.prod(similar) != a[0]:
-            raise LayerError(
-                f"bottom 2 has shape {times(similar)}, expected {a[0]} values: one a pair"
-            )
+        check_values("bottom 2", similar, a[0], "pair")
         param = self.param.contrastive_loss_param
         self.margin, self.legacy = param.margin, param.legacy_version
         return [()]

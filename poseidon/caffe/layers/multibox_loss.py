@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, times
+from poseidon.caffe.layers.base import Layer, LayerError, Shape, check_shape, times
 from poseidon.caffe.layers.matching import (
     SIDES,
     UNMATCHED,
@@ -88,10 +88,7 @@ class MultiBoxLoss(Layer):
         self.classes = param.num_classes
         self.locations = 1 if param.share_location else self.classes
         self.priors = check_bottoms(bottoms[:3], self.locations, self.classes)
-        if len(bottoms[3]) != 4 or bottoms[3][3] != OBJECT_VALUES or bottoms[3][:2] != (1, 1):
-            raise LayerError(
-                f"bottom 3 has shape {times(bottoms[3])}, expected 1x1xGx{OBJECT_VALUES}"
-            )
+        check_shape("bottom 3", bottoms[3], f"1x1xGx{OBJECT_VALUES}")
         self.columns = [
             column
             for column in range(self.locations)

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from poseidon.caffe.layers.base import BlobSpec, Layer, LayerError, Shape, check_image, times
+from poseidon.caffe.layers.base import (
+    BlobSpec,
+    Layer,
+    LayerError,
+    Shape,
+    check_image,
+    check_shape,
+    times,
+)
 from poseidon.caffe.layers.fillers import filler_or
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.proto.caffe_pb2 import LRNParameter
@@ -175,10 +183,7 @@ class Normalize(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.norm_param, bottoms[0]
-        if len(shape) < 2:
-            raise LayerError(
-                f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2"
-            )
+        check_shape("bottom", shape, "NxC...")
         self.axes = tuple(range(1, len(shape))) if param.across_spatial else (1,)
         self.eps = param.eps
         self.trailing = () if param.channel_shared else (1,) * (len(shape) - 2)

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
+from poseidon.caffe.layers.base import (
+    Layer,
+    LayerError,
+    Shape,
+    check_positive,
+    check_shape,
+    check_values,
+    times,
+    without_trailing_ones,
+)
 from poseidon.caffe.layers.rearrange import INTEGERS, outside
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.layers.softmax import (
@@ -130,23 +139,14 @@ class BoxAnnotatorOHEM(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, (regions, losses, labels, weights) = self.param.box_annotator_ohem_param, bottoms
-        if param.roi_per_img < 1:
-            raise LayerError("roi_per_img is 0, expected at least 1")
-        if len(regions) < 2 or regions[1] != 5 or math.prod(regions[2:]) != 1:
-            raise LayerError(
-                f"bottom 0 has shape {times(regions)}, expected 5 values for each region"
-            )
+        check_positive(param, "roi_per_img")
+        check_shape("bottom 0", without_trailing_ones(regions), "Rx5", "the regions")
         count = regions[0]
-        for place, shape in ((1, losses), (2, labels)):
-            if math.prod(shape) != count:
-                raise LayerError(
-                    f"bottom {place} has shape {times(shape)}, expected {count} values: one a "
-                    "region"
-                )
-        if len(weights) < 2 or weights[0] != count or math.prod(weights[2:]) != 1:
-            raise LayerError(
-                f"bottom 3 has shape {times(weights)}, expected the weights of {count} regions"
-            )
+        check_values("bottom 1", losses, count, "region")
+        check_values("bottom 2", labels, count, "region")
+        check_shape(
+            "bottom 3", without_trailing_ones(weights), f"{count}xC", "weights of the regions"
+        )
         self.most, self.ignored = param.roi_per_img, param.ignore_label
         return [(count, 1, 1, 1), (count, weights[1], 1, 1)]
 

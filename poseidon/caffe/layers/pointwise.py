@@ -1,9 +1,6 @@
 """Elementary functions (AbsVal, Power, Exp, Log), and layers that multiply and add broadcast
 operands: Scale, Bias, Axpy; and Parameter, a learned blob as a top.
 
-Layers that multiply and add broadcast operands: Scale, Bias, Axpy; and Parameter, a learned
-blob as a top.
-
 Law: the smaller operand covers the axes `axis` .. `axis + its number of axes - 1` of the bottom and
 is broadcast over all others. A scalar is broadcast over all axes.
 """

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe.layers import detection as boxes_of
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, times
+from poseidon.caffe.layers.base import (
+    Layer,
+    LayerError,
+    Shape,
+    check_positive,
+    check_rows,
+    check_shape,
+    times,
+)
 from poseidon.caffe.layers.rearrange import INTEGERS, outside
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.proto.caffe_pb2 import AnchorTargetParameter, ProposalParameter
@@ -30,11 +38,7 @@ def base_of(param: ProposalParameter | AnchorTargetParameter) -> Tensor:
     Raises:
         LayerError: a size, ratio or scale is not positive.
     """
-    if min(param.feat_stride, param.base_size) < 1:
-        raise LayerError(
-            f"feat_stride is {param.feat_stride} and base_size is {param.base_size}, expected at "
-            "least 1 each"
-        )
+    check_positive(param, "feat_stride", "base_size")
     ratios = list(param.ratio) or list(boxes_of.RATIOS)
     scales = list(param.scale) or list(boxes_of.SCALES)
     if not all(0 < value < math.inf for value in (*ratios, *scales)):
@@ -77,16 +81,9 @@ class Proposal(Layer):
         self.base = base_of(param).to(self.context.device)
         count = len(self.base)
         for place, shape, channels in ((0, scores, 2 * count), (1, deltas, 4 * count)):
-            if (
-                len(shape) != 4
-                or shape[1] != channels
-                or (shape[0], *shape[2:]) != (scores[0], *scores[2:])
-            ):
-                raise LayerError(
-                    f"bottom {place} has shape {times(shape)}, expected "
-                    f"{times((scores[0], channels, *scores[2:]))}: "
-                    f"{channels // count} values for each of {count} anchors in each cell"
-                )
+            wanted = (scores[0], channels, *scores[2:]) if len(scores) == 4 else "NCHW"
+            each = f"{channels // count} values for each of {count} anchors in each cell"
+            check_shape(f"bottom {place}", shape, "x".join(map(str, wanted)), each)
         check_info(info, scores[0])
         if not 0 <= param.nms_thresh <= 1:
             raise LayerError(f"nms_thresh is {param.nms_thresh:g}, expected 0 to 1")
@@ -162,15 +159,8 @@ class AnchorTarget(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.options = param = self.param.anchor_target_param
         shape = bottoms[0]
-        if len(shape) != 4 or shape[0] != 1:
-            raise LayerError(
-                f"bottom 0 has shape {times(shape)}, expected the map of one image, 1xCxHxW"
-            )
-        if len(bottoms[1]) < 2 or math.prod(bottoms[1][1:]) != REGION:
-            raise LayerError(
-                f"bottom 1 has shape {times(bottoms[1])}, expected x1, y1, x2, y2 and class for "
-                "each object"
-            )
+        check_shape("bottom 0", shape, "1xCxHxW", "the map of one image")
+        check_rows("bottom 1", bottoms[1], REGION, "object: x1, y1, x2, y2 and class")
         check_info(bottoms[2], 1)
         self.base = base_of(param).to(self.context.device)
         if param.batch_size < 1 or not 0 <= param.fg_fraction <= 1:
@@ -299,11 +289,7 @@ class ProposalTarget(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.options = param = self.param.proposal_target_param
         for place, shape in enumerate(bottoms):
-            if len(shape) < 2 or math.prod(shape[1:]) != REGION:
-                raise LayerError(
-                    f"bottom {place} has shape {times(shape)}, expected {REGION} values for each "
-                    "region"
-                )
+            check_rows(f"bottom {place}", shape, REGION, "region")
         self.classes = 2 if param.agnostic else param.num_classes
         self.trail = (1, 1) if param.agnostic else ()
         if self.classes < 2:

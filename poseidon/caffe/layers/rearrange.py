@@ -1,11 +1,7 @@
 """Layers that select, repeat or reorder parts of a blob (BatchReindex, Crop, Filter, Tile,
 ShuffleChannel) or change the shape only (Flatten, Reshape), and values that are indices.
 
-Layers that change the shape only: Flatten, Reshape.
-
-Values of blobs that are indices: labels, items of a batch, images of regions.
-
-Law: a value is truncated to an integer, as by Caffe's cast. It must be finite: C leaves the cast of
+Law: an index (a label, an item of a batch, the image of a region) is truncated to an integer, as by Caffe's cast. It must be finite: C leaves the cast of
 other values undefined. Values are checked on the CPU only, because a GPU would have to be
 synchronized.
 """
@@ -18,7 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.caffe.layers.base import (
+    Layer,
+    LayerError,
+    Shape,
+    canonical_axis,
+    check_positive,
+    check_shape,
+    times,
+)
 from poseidon.caffe.layers.registry import register
 from poseidon.errors import DataError
 
@@ -65,10 +69,8 @@ class BatchReindex(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         x, index = bottoms
-        if not x:
-            raise LayerError("bottom 0 is a scalar, expected items along a first axis")
-        if len(index) != 1:
-            raise LayerError(f"bottom 1 has shape {times(index)}, expected one axis of indices")
+        check_shape("bottom 0", x, "N...", "items along a first axis")
+        check_shape("bottom 1", index, "M", "one axis of indices")
         return [(index[0], *x[1:])]
 
     def forward(self, bottom: Tensor, index: Tensor) -> Tensor:
@@ -178,10 +180,7 @@ class Tile(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.tile_param, bottoms[0]
         self.axis = canonical_axis(param.axis, shape)
-        if not param.HasField("tiles"):
-            raise LayerError("missing tiles")
-        if param.tiles < 1:
-            raise LayerError(f"tiles is {param.tiles}, expected at least 1")
+        check_positive(param, "tiles")
         self.repeats = tuple(param.tiles if axis == self.axis else 1 for axis in range(len(shape)))
         return [tuple(extent * count for extent, count in zip(shape, self.repeats, strict=True))]
 
@@ -199,8 +198,7 @@ class ShuffleChannel(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         shape, self.group = bottoms[0], self.param.shuffle_channel_param.group
-        if len(shape) < 2:
-            raise LayerError(f"bottom has shape {times(shape)}, expected channels along axis 1")
+        check_shape("bottom", shape, "NxC...", "channels along axis 1")
         if self.group < 1 or shape[1] % self.group:
             raise LayerError(
                 f"group is {self.group}, expected a divisor of the {shape[1]} channels"

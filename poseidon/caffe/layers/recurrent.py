@@ -22,10 +22,10 @@ from torch.nn import functional
 from poseidon.caffe.layers.base import (
     BlobSpec,
     Layer,
-    LayerError,
     Shape,
     check_count,
     check_positive,
+    check_shape,
     times,
 )
 from poseidon.caffe.layers.registry import register
@@ -82,13 +82,10 @@ class LSTMUnit(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         cell = bottoms[0]
-        if len(cell) != 3 or cell[0] != 1:
-            raise LayerError(
-                f"bottom 0 has shape {times(cell)}, expected 1xNxH: one step of N streams"
-            )
+        check_shape("bottom 0", cell, "1xNxH", "one step of N streams")
         _, streams, units = cell
-        expect(bottoms[1], (1, streams, 4 * units), "bottom 1")
-        expect(bottoms[2], (1, streams), "bottom 2")
+        check_shape("bottom 1", bottoms[1], f"1x{streams}x{4 * units}")
+        check_shape("bottom 2", bottoms[2], f"1x{streams}")
         return [cell, cell]
 
     def forward(self, cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,20 +112,15 @@ class Recurrent(Layer):
         self.units, exposed = self.param.recurrent_param.num_output, self._exposed()
         check_positive(self.param.recurrent_param, "num_output")
         x, cont = bottoms[:2]
-        if len(x) < 3:
-            raise LayerError(
-                f"bottom 0 has shape {times(x)}, expected TxNx...: timesteps, streams, inputs"
-            )
-        expect(cont, x[:2], "bottom 1 (cont)")
+        check_shape("bottom 0", x, "TxNxD...", "timesteps, streams, inputs")
+        check_shape("bottom 1 (cont)", cont, times(x[:2]))
         self.has_static = len(bottoms) > 2 + exposed
         static = bottoms[2] if self.has_static else None
-        if static is not None and (len(static) < 2 or static[0] != x[1]):
-            raise LayerError(
-                f"bottom 2 has shape {times(static)}, expected {x[1]}x...: streams, static inputs"
-            )
+        if static is not None:
+            check_shape("bottom 2", static, f"{x[1]}xS...", "streams, static inputs")
         state = (1, x[1], self.units)
         for index in range(len(bottoms) - exposed, len(bottoms)):
-            expect(bottoms[index], state, f"bottom {index} (a hidden state)")
+            check_shape(f"bottom {index} (a hidden state)", bottoms[index], times(state))
         self.declare(
             *self.specs(math.prod(x[2:]), None if static is None else math.prod(static[1:]))
         )
@@ -269,9 +261,3 @@ class LSTM(Recurrent):
             c_NH, h_NH = lstm_step(c_NH, gates_NG, cont_N)
             outputs.append(h_NH)
         return torch.stack(outputs), h_NH, c_NH
-
-
-def expect(found: Shape, wanted: Shape, what: str) -> None:
-    """Raise LayerError unless a bottom has the shape that the others require."""
-    if found != wanted:
-        raise LayerError(f"{what} has shape {times(found)}, expected {times(wanted)}")

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, check_positive, times
+from poseidon.caffe.layers.base import (
+    Layer,
+    LayerError,
+    Shape,
+    check_image,
+    check_positive,
+    check_rows,
+)
 from poseidon.caffe.layers.rearrange import to_indices
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.proto.caffe_pb2 import ROIAlignParameter, ROIPoolingParameter
@@ -30,12 +37,8 @@ REGION = 5
 
 def check_map_and_regions(feature: Shape, regions: Shape) -> None:
     """Raise LayerError unless the bottoms are a feature map and regions."""
-    if len(feature) != 4:
-        raise LayerError(f"bottom 0 has shape {times(feature)}, expected 4 axes (NxCxHxW)")
-    if len(regions) < 2 or math.prod(regions[1:]) != REGION:
-        raise LayerError(
-            f"bottom 1 has shape {times(regions)}, expected {REGION} values for each region"
-        )
+    check_image(feature, "bottom 0")
+    check_rows("bottom 1", regions, REGION, "region")
 
 
 def split_regions(regions: Tensor, images: int) -> tuple[Tensor, Tensor]:
@@ -193,11 +196,7 @@ class PSROIPooling(Layer):
         param, (shape, regions) = self.param.psroi_pooling_param, bottoms
         check_map_and_regions(shape, regions)
         self.depth, self.group, self.scale = param.output_dim, param.group_size, param.spatial_scale
-        if min(self.depth, self.group) < 1:
-            raise LayerError(
-                f"output_dim is {self.depth} and group_size is {self.group}, expected at least 1 "
-                "each"
-            )
+        check_positive(param, "output_dim", "group_size")
         wanted = self.depth * self.group**2
         if shape[1] != wanted:
             raise LayerError(

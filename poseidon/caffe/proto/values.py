@@ -2,13 +2,6 @@
 
 Law: a token is legal here exactly if `google.protobuf.text_format` accepts it; its public
 parsers of numbers, booleans and enums decide.
-
-Selection of a net's layers by phase, level and stage.
-
-Law: exactly Caffe's rules (Net::FilterNet, Net::StateMeetsRule). A layer without rules is always
-included. A layer with `include` rules is included if the state meets one of them; a layer with
-`exclude` rules is excluded if the state meets one of them; a layer may not have both. The order of
-the layers is kept.
 """
 
 from __future__ import annotations

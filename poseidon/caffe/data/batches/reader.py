@@ -5,11 +5,7 @@ a resumed job can recompute any batch. The error for a damaged record names its 
 database. All batches have one shape; a batch of one record that is not cropped has the record's, as
 in Caffe (DataLayer::load_batch).
 
-Batches of annotated images: read, decoded, sampled and transformed together with their objects.
-
-Law: a batch is a pure function of its number (and of database, share, transform and seed).
-
-Source: annotated_data_layer.cpp of SSD's branch of Caffe (Liu et al., 2016).
+Source of images with objects: annotated_data_layer.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """
 
 from __future__ import annotations

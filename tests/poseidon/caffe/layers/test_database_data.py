@@ -361,7 +361,11 @@ def test_writing_into_a_top_leaves_the_records() -> None:
         (RECORDS_OF_MEMORY_DATA[:3], LABELS[:3], "got 3 records, expected a multiple"),
         (RECORDS_OF_MEMORY_DATA[:0], LABELS[:0], "got 0 records"),
         (RECORDS_OF_MEMORY_DATA, LABELS[:2], "4 records and 2 labels"),
-        (RECORDS_OF_MEMORY_DATA[..., :2], LABELS, "records have shape 4x1x2x2, expected Nx1x2x3"),
+        (
+            RECORDS_OF_MEMORY_DATA[..., :2],
+            LABELS,
+            "the array of records has shape 4x1x2x2, expected Nx1x2x3",
+        ),
     ],
 )
 def test_records_that_do_not_fit(

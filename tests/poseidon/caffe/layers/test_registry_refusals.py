@@ -57,7 +57,7 @@ RNN x=4,3,5 k=4,3 h=1,3,3 > y z | recurrent_param { num_output: 2 expose_hidden:
 LSTMUnit c=2,3,4 g=1,3,16 k=1,3 > d h => bottom 0 has shape 2x3x4, expected 1xNxH
 LSTMUnit c=1,3,4 g=1,3,12 k=1,3 > d h => bottom 1 has shape 1x3x12, expected 1x3x16
 LSTMUnit c=1,3,4 g=1,3,16 k=3,1 > d h => bottom 2 has shape 3x1, expected 1x3
-HingeLoss x=4,3 l=3 > loss => has 3 values, expected 4
+HingeLoss x=4,3 l=3 > loss => has shape 3, expected 4 values: one for each item
 MultinomialLogisticLoss x=4,3 l=3 > loss => expected one label an item
 SigmoidCrossEntropyLoss x=4,3 l=4 > loss => expected the same number of values
 InfogainLoss x=4,3 l=4 > loss => neither infogain_loss_param source
@@ -67,12 +67,12 @@ EuclideanLoss a=2,3 b=2,2 > loss => expected the same number of values
 SmoothL1Loss a=2,3 b=2,2 > loss => expected equal shapes
 ContrastiveLoss a=2,3 b=2,2 y=2 > loss => expected NxC
 ContrastiveLoss a=2,3,2,1 b=2,3,2,1 y=2 > loss => expected NxC
-ContrastiveLoss a=2,3 b=2,3 y=3 > loss => expected 2 values: one a pair
+ContrastiveLoss a=2,3 b=2,3 y=3 > loss => expected 2 values: one for each pair
 Reduction x=2,3,4 > y | reduction_param { axis: 3 } => axis 3 is outside
 ArgMax x=2,3,4 > y | argmax_param { top_k: 13 } => top_k is 13, expected 1 to 12
 ArgMax x=2,3,4 > y | argmax_param { axis: 1 top_k: 4 } => top_k is 4, expected 1 to 3
 ArgMax x=2,3,4 > y | argmax_param { top_k: 0 } => top_k is 0
-PReLU x=3 > y => has 1 axes, expected at least 2
+PReLU x=3 > y => bottom has shape 3, expected NxC...
 Clip x=3 > y => missing min of clip_param
 AbsVal x=3 > x => cannot run in place; name its top differently than 'x'
 Exp x=3 > y | exp_param { base: 0 } => base is 0, expected a positive number, or -1 for e
@@ -88,7 +88,7 @@ Axpy a=2,3 x=2,3,4,5 z=2,3 > y => bottom 2 has shape 2x3
 Axpy a=2,4 x=2,3,4,5 z=2,3,4,5 > y => bottom 0 has shape 2x4
 Parameter > y | parameter_param { shape { dim: -1 } } => expected no negative
 MVN x=1,2,3,4,5 > y => has 5 axes, expected at most 4
-Normalize x=3 > y => has 1 axes, expected at least 2
+Normalize x=3 > y => bottom has shape 3, expected NxC...
 ROIPooling x=2,3,8,9 r=2,4 > y | roi_pooling_param { pooled_h: 1 pooled_w: 1 } => expected 5 values
 ROIPooling x=2,3,8 r=2,5 > y | roi_pooling_param { pooled_h: 1 pooled_w: 1 } => expected 4 axes
 ROIPooling x=2,3,8,9 r=2,5 > y | roi_pooling_param { pooled_h: 1 } => missing pooled_w
@@ -117,7 +117,7 @@ Proposal a=1,2,1,3 b=1,4,1,3 c=1,2 > ty | proposal_param { feat_stride: 16 base_
 Proposal a=1,2,1,3 b=1,4,1,3 c=1,3 > ty | proposal_param { feat_stride: 16 base_size: 16 ratio: 1 scale: 1 nms_thresh: 2 } => nms_thresh is 2
 Proposal a=1,2,1,3 b=1,4,1,3 c=1,3 > ty | proposal_param { ratio: 0 scale: 1 } => expected positive numbers
 Proposal a=1,2,1,3 b=1,4,1,3 c=1,3 > ty | proposal_param { feat_stride: 0 } => feat_stride is 0
-AnchorTarget a=2,2,1,3 b=1,5 c=1,3 > ty tl tt ta | anchor_target_param { feat_stride: 16 base_size: 16 ratio: 1 scale: 1 } => expected the map
+AnchorTarget a=2,2,1,3 b=1,5 c=1,3 > ty tl tt ta | anchor_target_param { feat_stride: 16 base_size: 16 ratio: 1 scale: 1 } => expected 1xCxHxW: the map
 AnchorTarget a=1,2,1,3 b=1,4 c=1,3 > ty tl tt ta | anchor_target_param { feat_stride: 16 base_size: 16 ratio: 1 scale: 1 } => x1, y1, x2, y2
 AnchorTarget a=1,2,1,3 b=1,5 c=1,3 > ty tl tt ta | anchor_target_param { feat_stride: 16 base_size: 16 ratio: 1 scale: 1 batch_size: 0 } => batch_size is 0
 AnchorTarget a=1,2,1,3 b=1,5 c=1,3 > ty tl tt ta | anchor_target_param { feat_stride: 16 base_size: 16 ratio: 1 scale: 1 positive_weight: 1 } => positive_weight is 1
@@ -187,10 +187,10 @@ POOL { kernel_size: 2 global_pooling: true } => has global_pooling and a kernel 
 POOL { kernel_h: 2 } => has only kernel_h, expected both kernel_h and kernel_w
 POOL { kernel_size: 2 stride: 1 stride_h: 1 stride_w: 1 } => has both stride and stride_h/stride_w
 POOL { pool: STOCHASTIC kernel_size: 2 pad: 1 } => pool: STOCHASTIC allows no pad
-Pooling x=4,6 > y | pooling_param { kernel_size: 1 } => has 2 axes, expected 4
+Pooling x=4,6 > y | pooling_param { kernel_size: 1 } => has shape 4x6, expected 4 axes
 Pooling x=2,6,9,11 > y m | pooling_param { pool: AVE kernel_size: 1 } => only pool: MAX has a mask
 LRN x=2,6,9,11 > y | lrn_param { local_size: 4 } => local_size is 4, expected an odd number
-LRN x=4,6 > y => has 2 axes, expected 4
+LRN x=4,6 > y => has shape 4x6, expected 4 axes
 InnerProduct x=4,6 > y => missing num_output, expected at least 1
 Dropout x=4,6 > y | dropout_param { dropout_ratio: 1 } => dropout_ratio is 1, expected
 SoftmaxWithLoss x=4,6 l=4,10 > loss => bottom 'l' has 10 values per item, expected 1
