@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
-from poseidon.caffe.export.pointwise import Names, array
+from poseidon.caffe.export.graph import LAYERS, Graph
+from poseidon.caffe.export.pointwise import Blobs, Names, array
 from poseidon.caffe.layers import detection as boxes_of
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe.proto.caffe_pb2 import PriorBoxParameter
 
 
 @LAYERS.emits("PSROIPooling")
-def _psroi_pooling(
-    graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _psroi_pooling(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     feature = bottoms[0]
     if feature.shape[0] != 1:
         raise LayerError(f"has {feature.shape[0]} images, expected 1 in ONNX")
@@ -69,7 +67,7 @@ def _rounded(graph: Graph, value: str) -> str:
 
 
 @LAYERS.emits("ROIAlign")
-def _roi_align(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _roi_align(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     regions = graph.reshape(bottoms[1].name, [-1, 5])
     image = graph.op("Cast", graph.reshape(graph.slice(regions, 1, 0, 1), [-1]), to=7)
     settings = {
@@ -91,9 +89,7 @@ def _decoded(graph: Graph, codes: str, center: str, size: str, half_size: str) -
 
 
 @LAYERS.emits("DetectionOutput")
-def _detection_output(
-    graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _detection_output(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     """As the layer, but for an image without any detection, which has no row here."""
     settings, nms = layer.settings, layer.settings.nms_param
     if not settings.share_location:
@@ -186,7 +182,7 @@ def _best_of_image(graph: Graph, chosen: str, found: str, most: int) -> tuple[st
 
 
 @LAYERS.emits("Proposal")
-def _proposal(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _proposal(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     """As the layer, for one image."""
     scores, deltas, info = bottoms
     if scores.shape[0] != 1:

@@ -19,6 +19,7 @@ from poseidon.caffe.layers.normalization import LRN, MVN, Normalize
 from poseidon.caffe.layers.pointwise import Bias, Exp, Log, Power, Scale
 
 Names = list[str]
+Blobs = list[GraphBlob]
 
 
 def array(tensor: Tensor) -> NDArray[np.float32]:
@@ -45,7 +46,7 @@ def scaled(graph: Graph, value: str, factor: float, shift: float = 0.0) -> str:
 
 
 @LAYERS.emits("ReLU")
-def _relu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _relu(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     slope = float(layer.slope)
     return [
         graph.op("LeakyRelu", bottoms[0].name, alpha=slope)
@@ -55,16 +56,14 @@ def _relu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBl
 
 
 @LAYERS.emits("Sigmoid", "TanH", "AbsVal", "BNLL")
-def _unary(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _unary(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     kinds = {"TanH": "Tanh", "AbsVal": "Abs", "BNLL": "Softplus"}
     kind = layer.param.type
     return [graph.op(kinds.get(str(kind), str(kind)), bottoms[0].name)]
 
 
 @LAYERS.emits("Dropout")
-def _dropout(
-    graph: Graph, layer: Dropout, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _dropout(graph: Graph, layer: Dropout, bottoms: Blobs, tops: Blobs) -> Names:
     if layer.active:
         raise LayerError("draws in the phase TEST (sample_weights_test), which ONNX cannot")
     x = bottoms[0].name
@@ -72,12 +71,12 @@ def _dropout(
 
 
 @LAYERS.emits("ELU")
-def _elu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _elu(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha))]
 
 
 @LAYERS.emits("SeLu")
-def _selu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _selu(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [
         scaled(
             graph, graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha)), float(layer.factor)
@@ -86,40 +85,38 @@ def _selu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBl
 
 
 @LAYERS.emits("SeLuDropout")
-def _selu_dropout(
-    graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _selu_dropout(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Identity", bottoms[0].name)]
 
 
 @LAYERS.emits("PReLU")
-def _prelu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _prelu(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     count = array(layer.slope).size
     slope = parameter(graph, layer, "slope", (count,) + (1,) * (len(bottoms[0].shape) - 2))
     return [graph.op("PRelu", bottoms[0].name, slope)]
 
 
 @LAYERS.emits("Swish")
-def _swish(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _swish(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     x = bottoms[0].name
     return [graph.op("Mul", x, graph.op("Sigmoid", scaled(graph, x, float(layer.beta))))]
 
 
 @LAYERS.emits("Clip", "ReLU6")
-def _clip(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _clip(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     low, high = float(getattr(layer, "low", 0.0)), float(getattr(layer, "high", 6.0))
     below = graph.op("Min", bottoms[0].name, graph.floats(high))
     return [graph.op("Max", below, graph.floats(low))]
 
 
 @LAYERS.emits("Threshold")
-def _threshold(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _threshold(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     above = graph.op("Greater", bottoms[0].name, graph.floats(float(layer.threshold)))
     return [graph.op("Cast", above, to=1)]
 
 
 @LAYERS.emits("Power")
-def _power(graph: Graph, layer: Power, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _power(graph: Graph, layer: Power, bottoms: Blobs, tops: Blobs) -> Names:
     x = bottoms[0].name
     if layer.power == 0 or layer.scale == 0:
         return [scaled(graph, graph.op("Pow", x, graph.floats(0.0)), layer.constant)]
@@ -130,22 +127,20 @@ def _power(graph: Graph, layer: Power, bottoms: list[GraphBlob], tops: list[Grap
 
 
 @LAYERS.emits("Exp")
-def _exp(graph: Graph, layer: Exp, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _exp(graph: Graph, layer: Exp, bottoms: Blobs, tops: Blobs) -> Names:
     return [
         scaled(graph, graph.op("Exp", scaled(graph, bottoms[0].name, layer.inner)), layer.outer)
     ]
 
 
 @LAYERS.emits("Log")
-def _log(graph: Graph, layer: Log, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _log(graph: Graph, layer: Log, bottoms: Blobs, tops: Blobs) -> Names:
     inner = scaled(graph, bottoms[0].name, layer.scale, layer.shift)
     return [scaled(graph, graph.op("Log", inner), layer.outer)]
 
 
 @LAYERS.emits("Scale", "Bias")
-def _affine(
-    graph: Graph, layer: Scale | Bias, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _affine(graph: Graph, layer: Scale | Bias, bottoms: Blobs, tops: Blobs) -> Names:
     x = bottoms[0].name
     shape = tuple(layer.broadcast)
 
@@ -164,7 +159,7 @@ def _affine(
 
 
 @LAYERS.emits("Axpy")
-def _axpy(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _axpy(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     a, x, z = bottoms
     trailing = (1,) * (len(x.shape) - 2)
     factor = graph.reshape(a.name, [*a.extents[:2], *trailing])
@@ -172,9 +167,7 @@ def _axpy(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBl
 
 
 @LAYERS.emits("BatchNorm")
-def _batch_norm(
-    graph: Graph, layer: BatchNorm, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _batch_norm(graph: Graph, layer: BatchNorm, bottoms: Blobs, tops: Blobs) -> Names:
     (x,) = bottoms
     if not layer.reads_estimates:
         axes = [axis for axis in range(len(x.shape)) if axis != 1 or len(x.shape) == 1]
@@ -201,7 +194,7 @@ def _standardized(graph: Graph, x: str, axes: list[int], eps: float) -> str:
 
 
 @LAYERS.emits("BN")
-def _bn(graph: Graph, layer: BN, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _bn(graph: Graph, layer: BN, bottoms: Blobs, tops: Blobs) -> Names:
     (x,) = bottoms
     wide = [1] * len(x.shape)
     wide[layer.axis] = x.shape[layer.axis]
@@ -225,7 +218,7 @@ def _bn(graph: Graph, layer: BN, bottoms: list[GraphBlob], tops: list[GraphBlob]
 
 
 @LAYERS.emits("LRN")
-def _lrn(graph: Graph, layer: LRN, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _lrn(graph: Graph, layer: LRN, bottoms: Blobs, tops: Blobs) -> Names:
     x = bottoms[0].name
     if layer.across:
         return [
@@ -250,7 +243,7 @@ def _lrn(graph: Graph, layer: LRN, bottoms: list[GraphBlob], tops: list[GraphBlo
 
 
 @LAYERS.emits("MVN")
-def _mvn(graph: Graph, layer: MVN, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _mvn(graph: Graph, layer: MVN, bottoms: Blobs, tops: Blobs) -> Names:
     lead = tops[0].extents[:1] if layer.across else tops[0].extents[:2]
     if layer.across:
         rows = graph.reshape(bottoms[0].name, [*lead, int(np.prod(tops[0].shape[1:]))])
@@ -266,9 +259,7 @@ def _mvn(graph: Graph, layer: MVN, bottoms: list[GraphBlob], tops: list[GraphBlo
 
 
 @LAYERS.emits("Normalize")
-def _normalize(
-    graph: Graph, layer: Normalize, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _normalize(graph: Graph, layer: Normalize, bottoms: Blobs, tops: Blobs) -> Names:
     x = bottoms[0].name
     squares = graph.op("ReduceSum", graph.op("Mul", x, x), graph.integers(*layer.axes), keepdims=1)
     norm = graph.op("Sqrt", graph.op("Add", squares, graph.floats(layer.eps)))

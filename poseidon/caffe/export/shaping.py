@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
-from poseidon.caffe.export.pointwise import Names, array, parameter, scaled
+from poseidon.caffe.export.graph import LAYERS, Graph
+from poseidon.caffe.export.pointwise import Blobs, Names, array, parameter, scaled
 from poseidon.caffe.layers.combine import ArgMax, Eltwise, Reduction
 from poseidon.caffe.layers.inner_product import Embed, InnerProduct
 from poseidon.caffe.layers.recurrent import LSTM, RNN, Recurrent
@@ -19,17 +19,17 @@ from poseidon.caffe.proto.caffe_pb2 import EltwiseParameter, ReductionParameter
 
 
 @LAYERS.emits("Split", "Silence")
-def _split(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _split(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Identity", bottoms[0].name) for _ in tops]
 
 
 @LAYERS.emits("Concat")
-def _concat(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _concat(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Concat", *(bottom.name for bottom in bottoms), axis=layer.axis)]
 
 
 @LAYERS.emits("Slice")
-def _slice(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _slice(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     if len(tops) == 1:
         return [graph.op("Identity", bottoms[0].name)]
     parts = graph.integers(*layer.extents)
@@ -37,9 +37,7 @@ def _slice(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphB
 
 
 @LAYERS.emits("Eltwise")
-def _eltwise(
-    graph: Graph, layer: Eltwise, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _eltwise(graph: Graph, layer: Eltwise, bottoms: Blobs, tops: Blobs) -> Names:
     names = [bottom.name for bottom in bottoms]
     if layer.operation == EltwiseParameter.SUM:
         return [graph.op("Sum", *map(lambda x, c: scaled(graph, x, c), names, layer.coefficients))]
@@ -52,17 +50,17 @@ def _eltwise(
 
 
 @LAYERS.emits("Flatten", "Reshape")
-def _reshape(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _reshape(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.reshape(bottoms[0].name, tops[0].extents)]
 
 
 @LAYERS.emits("Permute")
-def _permute(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _permute(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Transpose", bottoms[0].name, perm=list(layer.order))]
 
 
 @LAYERS.emits("Crop")
-def _crop(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _crop(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     value = bottoms[0].name
     for axis, (offset, extent) in enumerate(
         zip(layer.offsets, layer.extents, strict=True), layer.axis
@@ -73,25 +71,23 @@ def _crop(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBl
 
 
 @LAYERS.emits("Tile")
-def _tile(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _tile(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Tile", bottoms[0].name, graph.integers(*layer.repeats))]
 
 
 @LAYERS.emits("BatchReindex")
-def _batch_reindex(
-    graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _batch_reindex(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Gather", bottoms[0].name, graph.op("Cast", bottoms[1].name, to=7), axis=0)]
 
 
 @LAYERS.emits("Filter")
-def _filter(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _filter(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     chosen = graph.op("Cast", graph.reshape(bottoms[-1].name, [-1]), to=9)
     return [graph.op("Compress", bottom.name, chosen, axis=0) for bottom in bottoms[:-1]]
 
 
 @LAYERS.emits("ShuffleChannel")
-def _shuffle(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _shuffle(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     batch, channels = tops[0].extents[0], tops[0].shape[1]
     rest = math.prod(tops[0].shape[2:])
     grouped = graph.reshape(bottoms[0].name, [batch, layer.group, channels // layer.group, rest])
@@ -100,9 +96,7 @@ def _shuffle(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[Grap
 
 
 @LAYERS.emits("InnerProduct")
-def _inner_product(
-    graph: Graph, layer: InnerProduct, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _inner_product(graph: Graph, layer: InnerProduct, bottoms: Blobs, tops: Blobs) -> Names:
     (x,), value = bottoms, bottoms[0].name
     if layer.axis == 1:
         if len(x.shape) > 2:
@@ -122,21 +116,19 @@ def _has(layer: Any, blob: str) -> bool:
 
 
 @LAYERS.emits("Embed")
-def _embed(graph: Graph, layer: Embed, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _embed(graph: Graph, layer: Embed, bottoms: Blobs, tops: Blobs) -> Names:
     index = graph.op("Cast", bottoms[0].name, to=7)
     top = graph.op("Gather", parameter(graph, layer, "weight"), index, axis=0)
     return [graph.op("Add", top, parameter(graph, layer, "bias")) if _has(layer, "bias") else top]
 
 
 @LAYERS.emits("Softmax")
-def _softmax(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _softmax(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Softmax", bottoms[0].name, axis=layer.axis)]
 
 
 @LAYERS.emits("Reduction")
-def _reduction(
-    graph: Graph, layer: Reduction, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _reduction(graph: Graph, layer: Reduction, bottoms: Blobs, tops: Blobs) -> Names:
     (x,) = bottoms
     rest = math.prod(x.shape[layer.axis :]) if layer.axis else -1
     value = graph.reshape(x.name, [*x.extents[: layer.axis], rest])
@@ -151,7 +143,7 @@ def _reduction(
 
 
 @LAYERS.emits("ArgMax")
-def _arg_max(graph: Graph, layer: ArgMax, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _arg_max(graph: Graph, layer: ArgMax, bottoms: Blobs, tops: Blobs) -> Names:
     (x,) = bottoms
     axis, value = (
         (layer.axis, x.name) if layer.by_axis else (1, graph.op("Flatten", x.name, axis=1))
@@ -179,26 +171,24 @@ def _arg_max(graph: Graph, layer: ArgMax, bottoms: list[GraphBlob], tops: list[G
 
 
 @LAYERS.emits("Parameter")
-def _parameter(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _parameter(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Identity", parameter(graph, layer, "value"))]
 
 
 @LAYERS.emits("DummyData")
-def _dummy_data(
-    graph: Graph, layer: DummyData, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _dummy_data(graph: Graph, layer: DummyData, bottoms: Blobs, tops: Blobs) -> Names:
     return [
         graph.op("Identity", graph.constant(array(layer.constants[i]))) for i in range(len(tops))
     ]
 
 
 @LAYERS.emits("PriorBox")
-def _prior_box(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _prior_box(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     return [graph.op("Identity", graph.constant(array(layer.top), f"{graph.scope}.boxes"))]
 
 
 @LAYERS.emits("LSTMUnit")
-def _lstm_unit(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _lstm_unit(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     cell, gates, cont = bottoms
     kept = graph.op("Unsqueeze", cont.name, graph.integers(2))
     after, output = _lstm_step(graph, cell.name, gates.name, kept)
@@ -215,9 +205,7 @@ def _lstm_step(graph: Graph, cell: str, gates: str, kept: str) -> tuple[str, str
 
 
 @LAYERS.emits("LSTM", "RNN")
-def _recurrent(
-    graph: Graph, layer: LSTM | RNN, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _recurrent(graph: Graph, layer: LSTM | RNN, bottoms: Blobs, tops: Blobs) -> Names:
     """Unroll the timesteps. The first state is zero: it is not kept between runs."""
     x, cont = bottoms[:2]
     steps, streams = x.shape[:2]
@@ -250,7 +238,7 @@ def _recurrent(
     return [top, *(graph.op("Unsqueeze", one, graph.integers(0)) for one in state[:exposed])]
 
 
-def _inputs_part(graph: Graph, layer: Recurrent, bottoms: list[GraphBlob]) -> str:
+def _inputs_part(graph: Graph, layer: Recurrent, bottoms: Blobs) -> str:
     """Return the inputs' part of the arguments of gates or hidden units, T x N x G."""
     x = bottoms[0]
     flat = graph.reshape(x.name, [*x.shape[:2], math.prod(x.shape[2:])])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
-from poseidon.caffe.export.pointwise import Names, parameter
+from poseidon.caffe.export.pointwise import Blobs, Names, parameter
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe.layers.convolution import BaseConvolution, Window
 from poseidon.caffe.layers.pooling import Pooling
@@ -21,9 +21,7 @@ from poseidon.caffe.layers.pooling import Pooling
     "ConvolutionDepthwise",
     "Deconvolution",
 )
-def _convolution(
-    graph: Graph, layer: BaseConvolution, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _convolution(graph: Graph, layer: BaseConvolution, bottoms: Blobs, tops: Blobs) -> Names:
     kind = "ConvTranspose" if layer.param.type == "Deconvolution" else "Conv"
     shape = tuple(layer.weight.shape) + ((1,) if layer.pointwise else ())
     operands = [parameter(graph, layer, "weight", shape)]
@@ -56,7 +54,7 @@ def _window_settings(window: Window) -> dict[str, list[int]]:
 
 
 @LAYERS.emits("Im2col")
-def _im2col(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _im2col(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     """Return a convolution whose kernels each take one value of the window."""
     (x,), window = bottoms, layer.window
     channels, count = x.shape[layer.axis], math.prod(window.kernel)
@@ -69,9 +67,7 @@ def _im2col(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[Graph
 
 
 @LAYERS.emits("Pooling")
-def _pooling(
-    graph: Graph, layer: Pooling, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _pooling(graph: Graph, layer: Pooling, bottoms: Blobs, tops: Blobs) -> Names:
     return pooled(graph, layer, bottoms[0])
 
 
@@ -106,7 +102,7 @@ def pooled(graph: Graph, layer: Pooling, bottom: GraphBlob) -> Names:
 
 
 @LAYERS.emits("SPP")
-def _spp(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _spp(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     levels = [pooled(graph, level, bottoms[0])[0] for level in layer.levels]
     if len(levels) == 1:
         return levels
@@ -114,7 +110,7 @@ def _spp(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlo
 
 
 @LAYERS.emits("Interp")
-def _interp(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _interp(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     value = bottoms[0].name
     for axis, extent in enumerate(bottoms[0].shape[2:], 2):
         if layer.front or layer.back:
@@ -139,7 +135,7 @@ def _resized(
 
 
 @LAYERS.emits("Upsample")
-def _upsample(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _upsample(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     x, top = bottoms[0], tops[0]
     if len(bottoms) == 1:
         return [_resized(graph, x.name, top.shape[2:], mode="nearest", transformation="asymmetric")]
@@ -156,7 +152,7 @@ def _upsample(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[Gra
 
 
 @LAYERS.emits("Reorg")
-def _reorg(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
+def _reorg(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     batch, (_, channels, high, wide) = tops[0].extents[0], bottoms[0].shape
     s = layer.stride
     inner = channels // s**2
@@ -170,9 +166,7 @@ def _reorg(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphB
 
 
 @LAYERS.emits("ROIPooling")
-def _roi_pooling(
-    graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]
-) -> Names:
+def _roi_pooling(graph: Graph, layer: Any, bottoms: Blobs, tops: Blobs) -> Names:
     regions = graph.reshape(bottoms[1].name, [-1, 5])
     pooling = {"pooled_shape": list(layer.parts), "spatial_scale": float(layer.scale)}
     return [graph.op("MaxRoiPool", bottoms[0].name, regions, **pooling)]
