@@ -237,39 +237,20 @@ class BN(Layer):
 
     def _declare(self, param: BNParameter, extents: Shape) -> None:
         of_others = param.HasField("scale_filler") or param.HasField("shift_filler")
-        slope, bias = (
-            ("scale_filler", "shift_filler") if of_others else ("slope_filler", "bias_filler")
-        )
-        learns = not self.is_frozen
-        specs = [
-            BlobSpec(
-                name="slope",
-                shape=extents,
-                filler=getattr(param, slope),
-                learns=learns,
-                fixes_rate=True,
-            ),
-            BlobSpec(
-                name="bias",
-                shape=extents,
-                filler=getattr(param, bias),
-                learns=learns,
-                fixes_rate=True,
-            ),
+        first, second = ("scale", "shift") if of_others else ("slope", "bias")
+        blobs = [
+            ("slope", getattr(param, f"{first}_filler"), not self.is_frozen),
+            ("bias", getattr(param, f"{second}_filler"), not self.is_frozen),
         ]
         if self.form is not Form.SEGNET:
-            first = (0.0, 1.0 if self.is_frozen else 0.0)
-            specs += [
-                BlobSpec(
-                    name=name,
-                    shape=extents,
-                    filler=FillerParameter(value=value),
-                    learns=False,
-                    fixes_rate=True,
-                )
-                for name, value in zip(("mean", "variance"), first, strict=True)
-            ]
-        self.declare(*specs)
+            variance = FillerParameter(value=1.0 if self.is_frozen else 0.0)
+            blobs += [("mean", FillerParameter(value=0.0), False), ("variance", variance, False)]
+        self.declare(
+            *(
+                BlobSpec(name=name, shape=extents, filler=filler, learns=learns, fixes_rate=True)
+                for name, filler, learns in blobs
+            )
+        )
 
     def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the top, and the statistics of the batch if they have tops."""

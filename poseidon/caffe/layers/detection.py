@@ -258,20 +258,13 @@ class PriorBox(Layer):
         for name, shape in zip(self.param.bottom, bottoms, strict=True):
             check_image(shape, f"bottom '{name}'")
         _check_sizes(param)
-        cells, input_size = bottoms[0][2:], bottoms[1][2:]
-        image = _pair(param, "img_size", "img_h", "img_w") or (
-            float(input_size[0]),
-            float(input_size[1]),
-        )
-        step = _pair(param, "step", "step_h", "step_w") or (
-            image[0] / cells[0],
-            image[1] / cells[1],
-        )
-        boxes = self._boxes(param, (cells[0], cells[1]), step, image)
+        (high, wide), (rows, columns) = bottoms[1][2:], bottoms[0][2:]
+        image = _pair(param, "img_size", "img_h", "img_w") or (float(high), float(wide))
+        step = _pair(param, "step", "step_h", "step_w") or (image[0] / rows, image[1] / columns)
+        boxes = self._boxes(param, (rows, columns), step, image)
         variances = torch.tensor(_variances(param)).expand(boxes.shape)
-        self.top = (
-            torch.stack((boxes.flatten(), variances.flatten())).unsqueeze(0).to(self.context.device)
-        )
+        both = torch.stack((boxes.flatten(), variances.flatten()))
+        self.top = both.unsqueeze(0).to(self.context.device)
         return [tuple(self.top.shape)]
 
     def _boxes(
@@ -279,18 +272,11 @@ class PriorBox(Layer):
     ) -> Tensor:
         """Return the boxes, H x W x boxes x 4."""
         (high, wide), sides = cells, torch.tensor(list(_sides(param)))
-        y = (
-            ((torch.arange(high) + param.offset) * step[0])
-            .view(-1, 1, 1)
-            .expand(high, wide, len(sides))
-        )
-        x = (
-            ((torch.arange(wide) + param.offset) * step[1])
-            .view(1, -1, 1)
-            .expand(high, wide, len(sides))
-        )
+        y = ((torch.arange(high) + param.offset) * step[0]).view(-1, 1, 1)
+        x = ((torch.arange(wide) + param.offset) * step[1]).view(1, -1, 1)
         half_w, half_h = sides[:, 0] / 2, sides[:, 1] / 2
-        boxes = torch.stack((x - half_w, y - half_h, x + half_w, y + half_h), -1)
+        corners = (x - half_w, y - half_h, x + half_w, y + half_h)
+        boxes = torch.stack(torch.broadcast_tensors(*corners), -1)
         boxes = boxes / torch.tensor((image[1], image[0], image[1], image[0]))
         return boxes.clamp(0, 1) if param.clip else boxes
 
