@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from poseidon.caffe.data.augmentation import Resize
-from poseidon.caffe.data.batches.lists import read_lines
+from poseidon.caffe.data.batches.lists import read_list_lines
 from poseidon.caffe.data.boxes import Box
 from poseidon.caffe.data.datum import names_of, read_label_map
 from poseidon.caffe.layers.base import LayerError
@@ -74,15 +74,11 @@ def read_sizes(path: Path) -> list[ImageSize]:
         DataError: the file cannot be read, is empty, or has a line of a different form.
     """
     sizes = []
-    for number, line in enumerate(read_lines(path, "name_size_file"), 1):
+    for number, line in read_list_lines(path, "name_size_file"):
         words = line.split()
-        if not words:
-            continue
         if len(words) != 3 or not all(word.isdecimal() and int(word) for word in words[1:]):
             raise DataError(f"{path}:{number}: '{line[:80]}' is not a name, a height and a width")
         sizes.append(ImageSize(words[0], int(words[1]), int(words[2])))
-    if not sizes:
-        raise DataError(f"the name_size_file {path} is empty")
     return sizes
 
 

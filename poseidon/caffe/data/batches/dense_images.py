@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe.data.batches.images import Bytes, ImagePlan, ListMaker, read_image
-from poseidon.caffe.data.batches.lists import read_label, read_lines
+from poseidon.caffe.data.batches.lists import read_label, read_list_lines
 from poseidon.caffe.data.batches.prefetch import draw
 from poseidon.caffe.data.batches.transform import LANES, Draws, planes
 from poseidon.errors import DataError
@@ -118,12 +118,8 @@ def read_pairs(
         DataError: the file cannot be read, is empty, or has a line of a different form.
     """
     pairs: list[ImagePair] = []
-    for number, line in enumerate(read_lines(source, "list"), 1):
-        if len(pairs) == most:
-            break
+    for number, line in read_list_lines(source)[:most]:
         words = line.split()
-        if not words:
-            continue
         if kind is LabelKind.NONE:
             pairs.append(ImagePair(number, root + words[0], ""))
             continue
@@ -139,8 +135,6 @@ def read_pairs(
                 number, root + words[0], root + words[1] if kind is LabelKind.PIXELS else words[1]
             )
         )
-    if not pairs:
-        raise DataError(f"the list {source} is empty")
     return pairs
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from poseidon.caffe.data.batches.lists import RecordOrder, read_lines
+from poseidon.caffe.data.batches.lists import RecordOrder, read_list_lines
 from poseidon.caffe.data.batches.numbered import Maker, Share
 from poseidon.caffe.data.databases import IN_README
 from poseidon.errors import DataError
@@ -58,11 +58,7 @@ def read_file_list(source: Path) -> list[str]:
     """
     if not source.exists():
         raise DataError(f"there is no list of HDF5 files {source}: make it first ({IN_README})")
-    lines = read_lines(source, "list of HDF5 files")
-    paths = [line.strip() for line in lines if line.strip()]
-    if not paths:
-        raise DataError(f"the list of HDF5 files {source} is empty")
-    return paths
+    return [line.strip() for _, line in read_list_lines(source, "list of HDF5 files")]
 
 
 class RowMaker(Maker):

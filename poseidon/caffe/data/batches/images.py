@@ -28,7 +28,7 @@ from poseidon.caffe.data.batches.lists import (
     RecordOrder,
     is_integer,
     read_label,
-    read_lines,
+    read_list_lines,
 )
 from poseidon.caffe.data.batches.numbered import BatchPlan, Maker
 from poseidon.caffe.data.batches.prefetch import BufferPool, DecoderPool, skipped_records
@@ -77,11 +77,7 @@ def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "
         DataError: the file cannot be read, is empty, or has a line without a label.
     """
     lines: list[Line] = []
-    for number, line in enumerate(read_lines(source, "list"), 1):
-        if len(lines) == most:
-            break
-        if not line.strip():
-            continue
+    for number, line in read_list_lines(source)[:most]:
         path, _, text = line.rstrip().rpartition(" ")
         label = read_label(text, f"{source}:{number}")
         if not path or label is None:
@@ -90,8 +86,6 @@ def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "
                 f"0{hint}"
             )
         lines.append(Line(number, root + path.rstrip(), label))
-    if not lines:
-        raise DataError(f"the list {source} is empty")
     return lines
 
 

@@ -68,6 +68,18 @@ def read_text(source: Path, what: str) -> str:
     return text
 
 
+def read_list_lines(source: Path, what: str = "list") -> list[tuple[int, str]]:
+    """Read the lines of a list that are not blank, each with its number from 1.
+
+    Raises:
+        DataError: the file cannot be read, is not text, or has no such line.
+    """
+    lines = [(at, line) for at, line in enumerate(read_lines(source, what), 1) if line.strip()]
+    if not lines:
+        raise DataError(f"the {what} {source} is empty")
+    return lines
+
+
 def permutation(seed: int, number: int, count: int) -> Indices:
     """Return permutation `number` of 0 .. count - 1."""
     # Each permutation has its own seed, so that no two use the same keys at shifted indices.

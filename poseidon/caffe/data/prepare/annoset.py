@@ -44,7 +44,7 @@ from poseidon.base.foreign_files import read_definition
 from poseidon.base.text_files import decoded
 from poseidon.caffe.data.batches.claimed_size import check_claim
 from poseidon.caffe.data.batches.images import missing_hint, read_list
-from poseidon.caffe.data.batches.lists import read_label, read_lines
+from poseidon.caffe.data.batches.lists import read_label, read_list_lines
 from poseidon.caffe.data.boxes import Box, Object
 from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import check_unique, encode_annotated, labels_of, read_label_map
@@ -331,17 +331,14 @@ def _lines(source: Path, *, with_files: bool) -> list[_Line]:
             for line in read_list(source, "", hint=hint)
         ]
     lines = []
-    for number, line in enumerate(read_lines(source, "list"), 1):
+    for number, line in read_list_lines(source):
         words = line.split()
-        if words and len(words) != 2:
+        if len(words) != 2:
             raise DataError(
                 f"{source}:{number}: '{line[:80]}' is not an image and its annotation, such as: "
                 "images/1.jpg annotations/1.xml"
             )
-        if words:
-            lines.append(_Line(number, words[0], words[1], 0))
-    if not lines:
-        raise DataError(f"the list {source} is empty")
+        lines.append(_Line(number, words[0], words[1], 0))
     return lines
 
 
