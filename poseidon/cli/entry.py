@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -91,28 +91,35 @@ def main() -> int:
 
 
 @contextmanager
-def ctrl_c_ends_at_once(name: str) -> Iterator[None]:
-    """Make Ctrl-C end the process with a line and code 130, while the block imports modules.
-
-    A KeyboardInterrupt would not do: numpy and others lose it, and fail later with an error that
-    names another cause. Outside the main thread, or in a program with a handler of its own, nothing
-    changes.
+def on_ctrl_c(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call a function at Ctrl-C, within the block. Outside the main thread, or in a program with a
+    handler of its own, nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or before is not signal.default_int_handler
-    ):
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or before is not signal.default_int_handler:
         yield
         return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def ctrl_c_ends_at_once(name: str) -> Iterator[None]:
+    """Make Ctrl-C end the process with a line and code 130, while the block imports modules; see
+    `on_ctrl_c`.
+
+    A KeyboardInterrupt would not do: numpy and others lose it, and fail later with an error that
+    names another cause.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         with suppress(OSError):
             os.write(2, f"{name}: interrupted\n".encode())
         os._exit(128 + number)
 
-    signal.signal(signal.SIGINT, end)
-    try:
+    with on_ctrl_c(end):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -29,6 +29,7 @@ from poseidon.caffe.tools.benchmark import time_net
 from poseidon.caffe.tools.extractor import run_extraction
 from poseidon.caffe.tools.preflight import Extraction
 from poseidon.caffe.tools.solo import NetRequest, open_net, score
+from poseidon.cli.entry import on_ctrl_c
 from poseidon.cli.progress_bar import CommandProgress, progress_bar
 from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.errors import JobError, UsageError
@@ -44,29 +45,17 @@ from ps_server.numerics import prepare_process
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
     """Return, within the block, whether Ctrl-C was pressed; a second Ctrl-C raises
-    KeyboardInterrupt.
-
-    Outside the main thread, or in a program with a handler of its own, nothing changes.
+    KeyboardInterrupt. See `on_ctrl_c`.
     """
     pressed = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or before is not signal.default_int_handler
-    ):
-        yield pressed.is_set
-        return
 
     def note(number: int, frame: FrameType | None) -> None:
         if pressed.is_set():
             signal.default_int_handler(number, frame)
         pressed.set()
 
-    signal.signal(signal.SIGINT, note)
-    try:
+    with on_ctrl_c(note):
         yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def net_request(flags: argparse.Namespace) -> NetRequest:

@@ -315,10 +315,7 @@ def needed_files(solver: SolverDefinition, *, client: int, clients: int) -> tupl
     folder = portable(solver.folder)
     weights = [name for text in solver.param.weights for name in parts(text)]
     found = [NeededFile(name=name, folder=folder) for name in weights]
-    definition = solver.net_definition()
-    nets = [(definition, solver.train_state(definition))]
-    nets += [(test.definition, test.state) for test in solver.test_nets()]
-    for net, state in nets:
+    for net, state in solver.nets_and_states():
         for layer in filter_phase(net, state).param.layer:
             found += _files_of(net, layer, client, clients)
     return tuple(dict.fromkeys(found))

@@ -244,6 +244,12 @@ class SolverDefinition:
             for net, state, iterations in zip(nets, states, self.param.test_iter, strict=True)
         )
 
+    def nets_and_states(self) -> list[tuple[NetDefinition, NetState]]:
+        """Return the train net and the test nets, each with the state to build it for."""
+        train = self.net_definition()
+        tests = [(test.definition, test.state) for test in self.test_nets()]
+        return [(train, self.train_state(train)), *tests]
+
     def snapshot_prefix(self, job_folder: Path | None = None) -> Path:
         """Return the prefix of snapshot files.
 

@@ -73,11 +73,8 @@ def check_layers(
     params: tuple[ParamInfo, ...] | None = None
     for context in contexts:
         with ExitStack() as opened:
-            definition = solver.net_definition()
-            nets = [(definition, solver.train_state(definition))]
-            nets += [(test.definition, test.state) for test in solver.test_nets()]
             train: Mapping[str, Layer] = {}
-            for number, (net, state) in enumerate(nets):
+            for number, (net, state) in enumerate(solver.nets_and_states()):
                 checked = checked_layers(
                     net, context, state=state, share_with=train, leave_out=left_out
                 )
