@@ -99,7 +99,7 @@ class CarrierState:
 
     def histories(self) -> Mapping[int, History]:
         """Return the history of each of the carrier's tensors, by index."""
-        return {}
+        return self.keep({}).result()
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
         """Begin to copy the histories that all replicas share, and what the shards hold back, on
@@ -108,7 +108,7 @@ class CarrierState:
         Args:
             into: arrays of an earlier call, by index, which may be written to.
         """
-        return KeptHistories.here(self.histories())
+        return KeptHistories.here({})
 
     def parts(self) -> Mapping[str, Tensor]:
         """Return live tensors of what belongs to single virtual workers of this process and is as
@@ -327,9 +327,6 @@ class LocalHistories(CarrierState):
                     tensor.copy_(torch.from_numpy(array).view(-1))
                 else:
                     tensor.zero_()
-
-    def histories(self) -> Mapping[int, History]:
-        return {index: self._copied(index, None) for index in self.of}
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
         return KeptHistories.here(

@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+import torch
+
 from ps_server import LocalProtocolError
 from ps_server.monitor import Monitor
 from ps_server.network import TIMEOUT_S
@@ -19,21 +21,23 @@ class SerialExecutor:
     """Runs calls one after the other: at once, or on a thread of its own.
 
     Args:
+        failed: called with what a call on the thread raised; later calls are dropped. None: `drain`
+            raises it.
         threaded: whether there is a thread: calls wait for copies of a device, or take long.
-        failed: called with what a call on the thread raised; later calls are dropped.
         timeout_s: longest time that `drain` and `close` wait for the calls.
     """
 
     def __init__(
         self,
         name: str,
-        failed: Callable[[Exception], None],
+        failed: Callable[[Exception], None] | None = None,
         *,
         threaded: bool,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._failed = failed
+        self._error: Exception | None = None
         self._closed = False
         self._monitor = Monitor(
             timeout_s, closed="the exchange is closed", hangs=": the device hangs"
@@ -73,6 +77,7 @@ class SerialExecutor:
 
         Raises:
             StalenessTimeout: they have not within `timeout_s`.
+            Exception: of the first call that failed, where nothing else is called with it.
         """
         if self._thread is None:
             return
@@ -81,6 +86,8 @@ class SerialExecutor:
             lambda: True if self._ended >= last else None,
             f"the calls of '{self._thread.name}' did not end",
         )
+        if self._error is not None and self._failed is None:
+            raise self._error
 
     def close(self) -> None:
         """Run the calls that are left, and stop. Safe to call twice."""
@@ -94,14 +101,15 @@ class SerialExecutor:
 
     def _run(self) -> None:
         prepare_thread()
-        broken = False
+        torch.set_grad_enabled(False)  # of this thread
         while (function := self._calls.get()) is not None:
             try:
-                if not broken:
+                if self._error is None:
                     function()
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-                broken = True
-                self._failed(error)
+                self._error = error
+                if self._failed is not None:
+                    self._failed(error)
             finally:
                 with self._monitor:
                     self._ended += 1

@@ -18,6 +18,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Trained
+from poseidon.exchange.carrier import Step
 from poseidon.exchange.device import DONE, Event, device_of
 from ps_server import Codec, Rule, RuleKind, native
 from ps_server.rules import update
@@ -147,47 +149,49 @@ def _first_q(name: str, m: int, rank: int) -> Tensor:
 
 def matrices_of(
     tables: FactorTables,
-    tensors: Sequence[Trained],
+    members: Mapping[int, Trained],
     histories: Mapping[int, Sequence[Tensor]],
     own: range,
     mean_p: Tensor,
-) -> list[LowRankMatrix]:
-    """Return the tensors of shared tables, over the memory of these.
+) -> dict[int, LowRankMatrix]:
+    """Return the tensors of shared tables, over the memory of these, by index.
 
     Args:
+        own: the virtual workers of this worker.
         mean_p: P of all on the host, flat, where its mean arrives.
     """
-    members = [tensors[index] for index in tables.indices]
     p, q = (
         factors_in(flat, members, side, tables.how.rank)
         for side, flat in enumerate((mean_p, tables.held[1].tensor))
     )
-    later = [held.tensor for held in tables.held[2:]]
-    exact: Sequence[Tensor | None] = later or [None] * len(members)
-    return [
-        LowRankMatrix(
-            tensors[index],
-            histories[index],
-            mean_p,
-            mean_q,
-            exact=mean,
-            start=tables.how.start,
-            own=own,
+    exact = dict(zip(members, (held.tensor for held in tables.held[2:]), strict=False))
+    return {
+        index: LowRankMatrix(
+            trained, histories[index], p[index], q[index], exact=exact.get(index), own=own
         )
-        for index, mean_p, mean_q, mean in zip(tables.indices, p, q, exact, strict=True)
-    ]
+        for index, trained in members.items()
+    }
 
 
-def factors_in(flat: Tensor, members: Sequence[Trained], side: int, rank: int) -> list[Tensor]:
+def factors_in(
+    flat: Tensor, members: Mapping[int, Trained], side: int, rank: int
+) -> dict[int, Tensor]:
     """Return each tensor's part of P of all (side 0) or of Q of all (side 1), with `rank` rows."""
-    sides = [matrix_shape(member.tensor)[side] for member in members]
+    sides = [matrix_shape(member.tensor)[side] for member in members.values()]
     parts = flat.split([rank * length for length in sides])
-    return [part.view(rank, -1) for part in parts]
+    return {index: part.view(rank, -1) for index, part in zip(members, parts, strict=True)}
 
 
 def matrix_shape(tensor: Tensor) -> tuple[int, int]:
     """Return n and m of a tensor as a matrix: its first axis, and all others together."""
     return tensor.shape[0], tensor[0].numel()
+
+
+class DueUpdate(NamedTuple):
+    """An update that waits for a mean: of an iteration, of Q, or of G where it is exact."""
+
+    step: Step
+    is_exact: bool
 
 
 class LowRankMatrix:
@@ -198,7 +202,10 @@ class LowRankMatrix:
         p: its mean P, r x n, on the host.
         q: its mean Q, r x m.
         exact: if it starts later its mean gradient G.
-        start: `LowRank.start`.
+        own: the virtual workers of this worker.
+
+    Attributes:
+        due: the update that is to be applied next, if any.
     """
 
     def __init__(
@@ -209,40 +216,36 @@ class LowRankMatrix:
         q: Tensor,
         *,
         exact: Tensor | None,
-        start: int,
         own: range,
     ) -> None:
-        self.name = trained.name
+        self.trained = trained
         self.value = trained.tensor.detach().view(matrix_shape(trained.tensor))
         self.held_back = {worker: torch.zeros_like(self.value) for worker in own}
         """What was not sent of each virtual worker's gradients; while an iteration is under way
         M.
         """
         self.history = history
-        self.start = start
-        self.is_due = self.is_exact = False
-        self._rule = trained.rule
+        self.due: DueUpdate | None = None
         self._p, self._q = p, q
         self._exact = None if exact is None else exact.view(self.value.shape)
         self.first_q = self._q.clone()
         """The random Q from which empty columns start again."""
-        self._device = device_of(self._q.device)
-        self._basis_there = self._device.host_memory(*self._p.t().shape).zero_()
-        self._basis = self._basis_there.to(self._q.device)
+        self._basis_there = device_of(q.device).host_memory(*p.t().shape).zero_()
+        self._basis = self._basis_there.to(q.device)
         self._copied: Event = DONE
-        self._rate, self._iteration = 0.0, 0
 
     def reset(self) -> None:
         """Begin with nothing held back."""
-        self.is_due = False
+        self.due = None
         for held_back in self.held_back.values():
             held_back.zero_()
         self._q.copy_(self.first_q)
 
     def kept(self) -> list[tuple[str, Tensor]]:
         """Return the tensors that a snapshot holds, by name."""
-        lost = [(f"{self.name}, lost of {v}", part) for v, part in self.held_back.items()]
-        return [*lost, (f"{self.name}, Q", self._q)]
+        name = self.trained.name
+        lost = [(f"{name}, lost of {v}", part) for v, part in self.held_back.items()]
+        return [*lost, (f"{name}, Q", self._q)]
 
     def take(self, worker: int, gradient: Tensor, scale: float, out: Tensor) -> None:
         """Write P of a virtual worker, r x n, to `out`."""
@@ -250,18 +253,13 @@ class LowRankMatrix:
         held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
         torch.mm(self._q, held_back.t(), out=out)
 
-    def end(self, rate: float, iteration: int) -> None:
-        """End an iteration: the rule is due once the mean of Q or G has come."""
-        self.is_due, self.is_exact = True, iteration < self.start
-        self._rate, self._iteration = rate, iteration
-
     def take_basis(self) -> None:
         """Take the mean of P, which has come."""
         found = torch.from_numpy(orthonormal(self._p.numpy()))
         self._copied.synchronize()  # P of this iteration was made after that: it has ended
         self._basis_there.copy_(found)
         self._basis.copy_(self._basis_there, non_blocking=True)
-        self._copied = self._device.event()
+        self._copied = device_of(self._q.device).event()
 
     def second(self, worker: int, scale: float, out: Tensor) -> None:
         """Write Q of a virtual worker, r x m, to `out`.
@@ -274,30 +272,33 @@ class LowRankMatrix:
 
     def apply(self) -> None:
         """Apply the rule to the mean gradient, once the mean of Q or G has come."""
-        self.is_due = False
-        if self._rule.kind is RuleKind.MEAN:
-            self._mean(slice(None), self.value)
+        assert self.due is not None
+        due, self.due = self.due, None
+        if self.trained.rule.kind is RuleKind.MEAN:
+            self._mean(slice(None), self.value, due)
         else:
-            self._update_in_tiles()
+            self._update_in_tiles(due)
         empty = (self._q == 0).all(dim=1, keepdim=True)
         self._q.copy_(torch.where(empty, self.first_q, self._q))
 
-    def _update_in_tiles(self) -> None:
+    def _update_in_tiles(self, due: DueUpdate) -> None:
         n, m = self.value.shape
-        step = n if self._rule.matrix is not None else max(1, TILE_ELEMENTS // m)
+        rule, (iteration, rates) = self.trained.rule, due.step
+        rate = rates[self.trained.rate_index]
+        step = n if rule.matrix is not None else max(1, TILE_ELEMENTS // m)
         histories = [history.view(n, m) for history in self.history]
         tile = torch.empty(min(step, n), m, dtype=self.value.dtype, device=self.value.device)
         for start in range(0, n, step):
             rows = slice(start, start + step)
             mean = tile[: min(step, n - start)]
-            self._mean(rows, mean)
+            self._mean(rows, mean, due)
             history = [part[rows].reshape(-1) for part in histories]
             value = self.value[rows].reshape(-1)
-            update(self._rule, mean.view(-1), history, value, rate=self._rate, step=self._iteration)
+            update(rule, mean.view(-1), history, value, rate=rate, step=iteration)
 
-    def _mean(self, rows: slice, out: Tensor) -> None:
+    def _mean(self, rows: slice, out: Tensor, due: DueUpdate) -> None:
         """Write rows of the mean gradient to `out`, and take them from what is held back."""
-        if self.is_exact and self._exact is not None:
+        if due.is_exact and self._exact is not None:
             out.copy_(self._exact[rows])
         else:
             first, *others = self.held_back.values()

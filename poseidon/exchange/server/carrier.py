@@ -95,17 +95,17 @@ class ServerCarrier(GradientCarrier):
                 yield PlacedAlone(pool[0], table, layout.tensors[pool[0]], tables)
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        given = self.state.take_given()
         of_tables: list[History] = [()] * len(self._tables)
         for placed in self._placed:
-            of_tables[placed.table] = placed.open(histories)
-        self._tables.open(of_tables, clock)
+            of_tables[placed.table] = placed.open(histories, given)
+        self._tables.open(of_tables, clock, given)
         for placed in self._special:
             placed.take_values()
         if self._low_rank:
             own = [part for placed in self._low_rank for part in placed.replicated().values()]
             bring_histories(own, self._control, given=bool(histories))
         if self._low_rank or self._tables.encodes_pushes:
-            given = self.state.take_given()
             bring_parts(self.state.parts(), given, self._control, rank=self._rank)
         if self._low_rank and clock is None:
             compare_rules(self._low_rank, self._control, required=self._equal_bits)
@@ -159,6 +159,14 @@ class ServerState(UnitedState):
         self._tables = tables
         self._placed = placed
         self._given: Mapping[str, Array] = {}
+
+    def histories(self) -> Mapping[int, History]:
+        return self.keep({}).result()
+
+    def held_back(self) -> Mapping[str, Array]:
+        live = self.parts().items()
+        own = {name: part.reshape(-1).cpu().numpy().copy() for name, part in live}
+        return {**own, **super().held_back()}
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
         memory = {placed.table: placed.memory_of(into) for placed in self._placed}

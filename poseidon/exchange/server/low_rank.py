@@ -38,7 +38,12 @@ from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import LocalHistories, Step
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.lossy.low_rank_matrix import FactorTables, factors_in, matrices_of
+from poseidon.exchange.lossy.low_rank_matrix import (
+    DueUpdate,
+    FactorTables,
+    factors_in,
+    matrices_of,
+)
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce
 from poseidon.exchange.server.placed import Placed, Push
@@ -73,69 +78,57 @@ class LowRankTensors(LocalHistories, Placed):
         settings: ExchangeSettings,
         tables: ServerTables,
     ) -> None:
-        super().__init__({index: tensors[index] for index in shared.indices}, replicated=True)
+        trained = {index: tensors[index] for index in shared.indices}
+        super().__init__(trained, replicated=True)
         self.indices = shared.indices
         self.table = table
-        self.trained = [tensors[index] for index in shared.indices]
-        self._own = tables.own
-        self._turns = dict.fromkeys(shared.indices, self._own.start)
-        """The virtual worker whose gradient comes next, by index."""
-        self.matrices = matrices_of(shared, tensors, self.of, self._own, tables.host_value(place))
-        self._of = dict(zip(shared.indices, self.matrices, strict=True))
+        own = tables.own
+        self.matrices = matrices_of(shared, trained, self.of, own, tables.host_value(place))
         self._p, self._q = place, place + 1
         self._exact = {
             index: place + 2 + number
             for number, index in enumerate(shared.indices if shared.how.start else ())
         }
-        self._first_iteration = shared.how.start
+        self._start = shared.how.start
         self._factors = [
             {
-                worker: self._new_factors(shared, side, torch.empty_like(held.tensor))
-                for worker in self._own
+                worker: _Factors(flat, factors_in(flat, trained, side, shared.how.rank))
+                for worker, flat in ((worker, torch.empty_like(held.tensor)) for worker in own)
             }
             for side, held in enumerate(shared.held[:2])
         ]
-        self._sums: dict[int, TreeSum[Tensor]] = {}
-        """The sums of the pushes of this iteration, by table."""
-        self._read: set[int] = set()
-        """The tables of means that were read since the last iteration has ended."""
         self._scale = settings.gradient_scale
         self._tables = tables
-        self._step = Step(settings.start_clock, (0.0,))
         self._skipped: Sequence[int] = ()
         """The tables that the iteration which has ended last did not use."""
-        self._held_back: Mapping[str, Array] = {}
+        self._read: set[int] = set()
+        """The tables of means that were read since the last iteration has ended."""
+        self.start(Step(settings.start_clock, (0.0,)))
 
-    def _new_factors(self, shared: FactorTables, side: int, flat: Tensor) -> _Factors:
-        parts = factors_in(flat, self.trained, side, shared.how.rank)
-        return _Factors(flat, dict(zip(shared.indices, parts, strict=True)))
-
-    def open(self, histories: Sequence[History] | None) -> History:
-        """Continue from this history, and from what `hold_back` was given since the last call;
-        else from zeros.
-        """
+    def open(self, histories: Sequence[History] | None, given: Mapping[str, Array]) -> History:
         self._skipped = ()
         self.load(histories)
-        for matrix in self.matrices:
+        for matrix in self.matrices.values():
             matrix.reset()
-            for name, tensor in matrix.kept():
-                if name in self._held_back:
-                    tensor.copy_(torch.from_numpy(self._held_back[name]).view(tensor.shape))
-        self._held_back = {}
+        for name, tensor in self.parts().items():
+            if name in given:
+                tensor.copy_(torch.from_numpy(given[name]).view(tensor.shape))
         return ()
 
     def start(self, step: Step) -> None:
         self._step = step
-        self._turns = dict.fromkeys(self.indices, self._own.start)
-        self._sums.clear()
+        self._turns = dict.fromkeys(self.indices, self._tables.own.start)
+        """The virtual worker whose gradient comes next, by index."""
+        self._sums: dict[int, TreeSum[Tensor]] = {}
+        """The sums of the pushes of this iteration, by table."""
 
     @property
     def _is_exact(self) -> bool:
         """Whether this iteration's gradients travel as they are."""
-        return self._step.iteration < self._first_iteration
+        return self._step.iteration < self._start
 
     def take(self, index: int, gradient: Tensor) -> Push | None:
-        matrix = self._of[index]
+        matrix = self.matrices[index]
         self.wait(index)
         for table in self._skipped:
             self._tables.read(table)
@@ -155,14 +148,14 @@ class LowRankTensors(LocalHistories, Placed):
         """Add what a virtual worker pushes to a table. Return the sum of a node once it is
         complete.
         """
-        tree = self._sums.setdefault(table, TreeSum(self._tables.virtual_workers))
+        tree = self._sums.setdefault(table, TreeSum(self._tables.store.placed.count))
         total = tree.release(Node(worker, worker + 1), part, self._tables.nodes(table))
         return None if total is None else (table, total)
 
     def wait(self, index: int) -> None:
-        matrix = self._of[index]
-        if matrix.is_due:
-            table = self._exact[index] if matrix.is_exact else self._q
+        matrix = self.matrices[index]
+        if matrix.due is not None:
+            table = self._exact[index] if matrix.due.is_exact else self._q
             if table not in self._read:  # tensors share Q
                 self._tables.read(table)
                 self._read.add(table)
@@ -171,8 +164,8 @@ class LowRankTensors(LocalHistories, Placed):
     def complete(self) -> Sequence[Push]:
         pushes = [
             self.take(index, torch.zeros_like(matrix.value))
-            for index, matrix in self._of.items()
-            for _ in range(self._turns[index], self._own.stop)
+            for index, matrix in self.matrices.items()
+            for _ in range(self._turns[index], self._tables.own.stop)
         ]
         return [push for push in pushes if push is not None]
 
@@ -181,16 +174,15 @@ class LowRankTensors(LocalHistories, Placed):
         use.
         """
         exact = self._is_exact
-        iteration, rates = self._step
         self._read.clear()
-        for matrix, trained in zip(self.matrices, self.trained, strict=True):
-            matrix.end(rates[trained.rate_index], iteration)
+        for matrix in self.matrices.values():
+            matrix.due = DueUpdate(self._step, exact)
         if not exact:
             self._tables.read(self._p, staleness=-1)
-            for matrix in self.matrices:
+            for matrix in self.matrices.values():
                 matrix.take_basis()
             for worker, own in self._factors[1].items():
-                for index, matrix in self._of.items():
+                for index, matrix in self.matrices.items():
                     matrix.second(worker, self._scale, own.of[index])
                 push = self._sum(self._q, worker, own.flat)
                 if push is not None:
@@ -200,15 +192,15 @@ class LowRankTensors(LocalHistories, Placed):
             self._tables.skip(table)
 
     def take_values(self) -> None:
-        for matrix in self.matrices:
-            if matrix.is_due:
+        for matrix in self.matrices.values():
+            if matrix.due is not None:
                 matrix.apply()
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         """Divide the bytes of P and Q among the tensors by their sizes; G is of one tensor."""
         found = {}
         p, q = (next(iter(of.values())) for of in self._factors)
-        for index, matrix in self._of.items():
+        for index, matrix in self.matrices.items():
             first, *others = matrix.held_back.values()
             parts = [(tables[self._exact[index]], 1.0)] if index in self._exact else []
             parts += [
@@ -224,10 +216,7 @@ class LowRankTensors(LocalHistories, Placed):
         return found
 
     def parts(self) -> Mapping[str, Tensor]:
-        return dict(pair for matrix in self.matrices for pair in matrix.kept())
-
-    def held_back(self) -> Mapping[str, Array]:
-        return {name: part.reshape(-1).cpu().numpy().copy() for name, part in self.parts().items()}
+        return dict(pair for matrix in self.matrices.values() for pair in matrix.kept())
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         for name, tensor in self.parts().items():
@@ -237,7 +226,6 @@ class LowRankTensors(LocalHistories, Placed):
                     f"{tensor.numel()}: the rank of --compress=powersgd:RANK or the module has "
                     "changed"
                 )
-        self._held_back = held_back
 
 
 def compare_rules(own: Sequence[LowRankTensors], control: JobControl, *, required: bool) -> None:
@@ -248,7 +236,8 @@ def compare_rules(own: Sequence[LowRankTensors], control: JobControl, *, require
         own: the tensors whose rules the workers apply.
         required: whether all workers must compute the same bits; if not, a difference is a warning.
     """
-    first_q = "-".join(checksum(matrix.first_q) for placed in own for matrix in placed.matrices)
-    trained = [trained for placed in own for trained in placed.trained]
+    matrices = [matrix for placed in own for matrix in placed.matrices.values()]
+    first_q = "-".join(checksum(matrix.first_q) for matrix in matrices)
+    trained = [matrix.trained for matrix in matrices]
     _, samples = introduce(control, trained, {}, more=f" {first_q}")
     check_rules(samples, required=required)

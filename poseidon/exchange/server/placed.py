@@ -45,8 +45,12 @@ class Placed(CarrierState, ABC):
     table: int
 
     @abstractmethod
-    def open(self, histories: Sequence[History] | None) -> History:
-        """Prepare the table for its first value. Return the table's history."""
+    def open(self, histories: Sequence[History] | None, given: Mapping[str, Array]) -> History:
+        """Prepare the table for its first value. Return the table's history.
+
+        Args:
+            given: what codecs have held back; else it is zero.
+        """
 
     def start(self, step: Step) -> None:
         """Begin an iteration."""
@@ -65,7 +69,7 @@ class Placed(CarrierState, ABC):
 
     def kept(self, coming: ComingHistory | None) -> KeptHistories:
         """Return the histories that come from the shards; None: they are here."""
-        return KeptHistories.here(self.histories())
+        return self.keep({})
 
     def complete(self) -> Sequence[Push]:
         """Note that no gradient comes any more in this iteration. Return what to push now."""
@@ -93,12 +97,9 @@ class InTable(Placed):
     def shaped(self, history: Sequence[Array]) -> Mapping[int, History]:
         """Return the tensors' histories, from the table's, which is flat."""
 
-    def histories(self) -> Mapping[int, History]:
-        return self.shaped(self._tables.history(self.table))
-
     def kept(self, coming: ComingHistory | None) -> KeptHistories:
         if coming is None:
-            return super().kept(None)
+            return KeptHistories.here(self.shaped(self._tables.own_history(self.table)))
 
         def found(arrays: Sequence[Array]) -> Mapping[int, History]:
             return self.shaped(self._tables.history_in(self.table, arrays))
@@ -119,7 +120,7 @@ class PlacedAlone(InTable):
         self._shape = tuple(trained.tensor.shape)
         self._tables = tables
 
-    def open(self, histories: Sequence[History] | None) -> History:
+    def open(self, histories: Sequence[History] | None, given: Mapping[str, Array]) -> History:
         return histories[self.indices[0]] if histories else ()
 
     def take(self, index: int, gradient: Tensor) -> Push | None:
@@ -207,30 +208,32 @@ class Pool(InTable):
         self._tables = tables
         self._statistics = pooled.statistics
         self._is_read = False  # whether the tensors have the values after the last `finish`
-        self._pushed = 0
-        own = [tensors[index].tensor.detach() for index in indices]
+        own = self._own = [tensors[index].tensor.detach() for index in indices]
         bounds = list(pairwise(accumulate((t.numel() for t in own), initial=0)))
-        self._shapes = [tuple(tensor.shape) for tensor in own]
-        self._own = [tensor.reshape(-1) for tensor in own]
-        self._pooled = [pooled.tensor[start:stop] for start, stop in bounds]
+        self._pooled = [
+            pooled.tensor[start:stop].view(tensor.shape)
+            for tensor, (start, stop) in zip(own, bounds, strict=True)
+        ]
         pushes = len(tables.nodes(table))
         self._flat = [torch.zeros_like(pooled.tensor) for _ in range(pushes)]  # of each push
         self._gradients = [
             {index: flat[start:stop] for index, (start, stop) in zip(indices, bounds, strict=True)}
             for flat in self._flat
         ]
-        self._taken: dict[int, int] = {}  # in this iteration, of each tensor
-        self._missing: list[set[int]] = []  # of each push
         self._begin()
 
     def _begin(self) -> None:
         self._pushed = 0
-        self._taken = dict.fromkeys(self.indices, 0)
-        self._missing = [set(self.indices) for _ in self._flat]
+        self._taken = dict.fromkeys(self.indices, 0)  # in this iteration, of each tensor
+        self._missing = [set(self.indices) for _ in self._flat]  # of each push
 
-    def open(self, histories: Sequence[History] | None) -> History:
+    def open(self, histories: Sequence[History] | None, given: Mapping[str, Array]) -> History:
         self._pack()
-        return _concatenated_history([histories[i] for i in self.indices]) if histories else ()
+        of_each = [histories[index] for index in self.indices] if histories else []
+        return [
+            np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in column])
+            for column in zip(*of_each, strict=True)
+        ]
 
     def start(self, step: Step) -> None:
         self._begin()
@@ -270,8 +273,8 @@ class Pool(InTable):
         sizes = [part.numel() for part in self._own]
         columns = [np.split(array, list(accumulate(sizes))[:-1]) for array in history]
         return {
-            index: [column[place].reshape(self._shapes[place]) for column in columns]
-            for place, index in enumerate(self.indices)
+            index: [column[place].reshape(tuple(own.shape)) for column in columns]
+            for place, (index, own) in enumerate(zip(self.indices, self._own, strict=True))
         }
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
@@ -293,10 +296,3 @@ class Pool(InTable):
     def take_values(self) -> None:
         torch._foreach_copy_(self._own, self._pooled)
         self._is_read = True
-
-
-def _concatenated_history(histories: Sequence[History]) -> History:
-    return [
-        np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in column])
-        for column in zip(*histories, strict=True)
-    ]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.base import History, Trained
 from poseidon.exchange.device import DONE, Device, Event
 from poseidon.exchange.lossy.device_encoder import DeviceEncoder
 from ps_server import Keeping, TableSpec
@@ -24,8 +24,9 @@ def of_values(name: str) -> str:
 
 
 class Streams(NamedTuple):
-    """For copies out of a device, and into it."""
+    """A device, with streams for copies out of it, and into it."""
 
+    device: Device
     out: Any
     into: Any
 
@@ -37,34 +38,26 @@ class ServerTable:
     `publish` copies to it.
 
     Args:
-        device: of the tensor.
-        streams: for its copies.
+        trained: what the table holds.
+        streams: of the tensor's device.
         encoders: of its pushes, for each of an iteration; none where the host encodes them, if it
             does.
+
+    Attributes:
+        history: at staleness 0 the one to continue from, for the shards; above it this worker's.
+        pushes: of this iteration.
     """
 
     def __init__(
         self,
         trained: Trained,
         spec: TableSpec,
-        device: Device,
         streams: Streams,
         encoders: Sequence[DeviceEncoder] = (),
     ) -> None:
-        self.rule = trained.rule
-        self.rate_index = trained.rate_index
-        self.staleness = spec.staleness
-        self.has_own_value = spec.has_own_value
-        self.is_copy = spec.keeping is Keeping.COPY
+        self.trained = trained
+        self.spec = spec
         self.encoders = encoders
-        self.encodes_pushes = spec.gradient_codec is not None
-        self._name = spec.name
-        self.of_values = of_values(spec.name)
-        self.statistics = trained.statistics
-        self.tensor = trained.tensor
-        self._on_host = device.is_host
-        flat = trained.tensor.detach().reshape(-1)
-        self._device = device
         self._streams = streams
         self._gradients: list[Tensor] = []
         self._left: Event | None = None
@@ -73,46 +66,46 @@ class ServerTable:
         """
         self.copied_in: Event = DONE
         """After which `value` may be written to."""
+        flat, device = trained.tensor.detach().reshape(-1), streams.device
         self.value: Payload = as_array(
-            flat if self._on_host else device.host_memory(flat.numel(), dtype=flat.dtype)
+            flat if device.is_host else device.host_memory(flat.numel(), dtype=flat.dtype)
         )
-        if self._on_host:
+        if device.is_host:
             assert np.shares_memory(self.value, as_array(trained.tensor.detach()))
         has_history = spec.adds_changes and spec.keeping is Keeping.GRADIENTS
         self.history = [
-            torch.zeros(self.value.size if has_history else 0, dtype=torch.float32, device="cpu")
-            for _ in range(history_count(trained.rule.kind))
+            torch.zeros(self.value.size, dtype=torch.float32, device="cpu")
+            for _ in range(history_count(trained.rule.kind) if has_history else 0)
         ]
-        self.initial_history: list[Tensor] = []
-        self.unsent: Array | None = None
-        """Of a resumed run with a codec or with 16 bits, on rank 0: what the shards keep beside the
-        history (`Client.history`).
-        """
-        self.begun = False
-        self.pushes = 0  # of this iteration
+        self.pushes = 0
         self.pending: Tensor | None = None
-        self.last_read: Payload = self.value.copy() if self.statistics else self.value
+        self.last_read: Payload = self.value.copy() if trained.statistics else self.value
         """The values of statistics when they were last read."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether other carriers move the tensor."""
+        return self.spec.keeping is Keeping.COPY
 
     def of_pushes(self, virtual_worker: int) -> str:
         """Return the name of what a codec holds back of a virtual worker's pushes."""
-        return f"{self._name}, pushes of {virtual_worker}"
+        return f"{self.spec.name}, pushes of {virtual_worker}"
 
     def reload(self) -> None:
         """Copy a GPU tensor to its copy on the host."""
-        if not self._on_host:
-            np.copyto(self.value, as_array(self.tensor.detach().reshape(-1).cpu()))
+        if not self._streams.device.is_host:
+            np.copyto(self.value, as_array(self.trained.tensor.detach().reshape(-1).cpu()))
 
     def set_history(self, history: History) -> None:
         """Continue from this history: here at staleness > 0, on the shards at 0."""
-        if self.is_copy or self.statistics:
+        if self.is_copy or self.trained.statistics:
             return
         arrays = [
             torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).reshape(-1))
             for array in history
         ]
-        if self.staleness == 0:
-            self.initial_history = arrays
+        if self.spec.staleness == 0:
+            self.history = arrays
         else:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
@@ -126,29 +119,30 @@ class ServerTable:
         Args:
             clock: of the push, where there is an encoder.
         """
-        self._left = ready = self._device.event()
+        device, stream, _ = self._streams
+        self._left = ready = device.event()
         if gradient.device.type == "cpu":
             return gradient, self.copied_in
         out = gradient
         if self.encoders:
-            with self._device.on(self._streams.out):
-                self._device.wait(ready)
+            with device.on(stream):
+                device.wait(ready)
                 out = self.encoders[number].encode(gradient, clock)
         while len(self._gradients) <= number:
-            memory = self._device.host_memory(out.numel(), dtype=out.dtype)
-            self._gradients.append(memory)
+            self._gradients.append(device.host_memory(out.numel(), dtype=out.dtype))
         memory = self._gradients[number]
-        return memory, self._device.copy(out, memory, self._streams.out, ready)
+        return memory, device.copy(out, memory, stream, ready)
 
     def publish(self) -> None:
         """Note the values of statistics; copy the host copy of a GPU tensor to it."""
-        if self.statistics:
+        if self.trained.statistics:
             np.copyto(self.last_read, self.value)
-        if not self._on_host:
-            left = self._device.event() if self._left is None else self._left
-            value, to = as_tensor(self.value), self.tensor.detach().reshape(-1)
-            self.copied_in = self._device.copy(value, to, self._streams.into, left)
-            self._device.wait(self.copied_in)
+        device = self._streams.device
+        if not device.is_host:
+            left = device.event() if self._left is None else self._left
+            value, to = as_tensor(self.value), self.trained.tensor.detach().reshape(-1)
+            self.copied_in = device.copy(value, to, self._streams.into, left)
+            device.wait(self.copied_in)
             self._left = None
 
     def await_value(self) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoders
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
-from poseidon.exchange.server.table import ServerTable, Streams
+from poseidon.exchange.server.table import ServerTable, Streams, of_values
 from ps_server import Client, StoreSpec
 from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
@@ -72,44 +73,45 @@ class ServerTables(CarrierState):
         in_background: bool = False,
     ) -> None:
         self._client = client
-        self._store = store
+        self.store = store
         self._hosts = store.host_count / weight
         """By what to divide a change of this worker's."""
         self._first = own.start
-        self._specs = store.tables[own.start : own.stop]
         self._settings = settings
         self._step = Step(settings.start_clock, (0.0,))
-        self._device = device_of(held[0].tensor.device) if held else HOST
-        streams = Streams(self._device.stream(), self._device.stream())
+        device = device_of(held[0].tensor.device) if held else HOST
+        self._streams = Streams(device, device.stream(), device.stream())
         self._pushes = SerialExecutor(
-            f"pushes-{client.rank}",
-            self._push_failed,
-            threaded=in_background or not self._device.is_host,
+            f"pushes-{client.rank}", threaded=in_background or not device.is_host
         )
         self._in_background = in_background
         self._last_push = [0] * len(held)
-        self._broken: Exception | None = None
-        self._streams = streams
+        specs = store.tables[own.start : own.stop]
         encoders: list[list[DeviceEncoder]] = [[] for _ in held]
-        if not self._device.is_host:
+        if not device.is_host:
             chunks = place(store).chunks[own.start : own.stop]
             encoders = [
                 device_encoders(store, spec, row, client.host, trained.tensor.device)
-                for trained, spec, row in zip(held, self._specs, chunks, strict=True)
+                for trained, spec, row in zip(held, specs, chunks, strict=True)
             ]
         self._tables = [
-            ServerTable(trained, spec, self._device, streams, of_table)
-            for trained, spec, of_table in zip(held, self._specs, encoders, strict=True)
+            ServerTable(trained, spec, self._streams, of_table)
+            for trained, spec, of_table in zip(held, specs, encoders, strict=True)
         ]
-        self._held_back: Mapping[str, Array] = {}
-        self.private = any(table.staleness > 0 for table in self._tables)
-        self.encodes_pushes = any(table.encodes_pushes for table in self._tables)
-        self.virtual_workers = store.placed.count
-        self.own = store.placed.of(client.host)
-        """The virtual workers of this worker."""
+        self.private = any(spec.staleness > 0 for spec in specs)
 
     def __len__(self) -> int:
         return len(self._tables)
+
+    @property
+    def encodes_pushes(self) -> bool:
+        """Whether a codec encodes some pushes."""
+        return any(table.spec.gradient_codec is not None for table in self._tables)
+
+    @property
+    def own(self) -> range:
+        """The virtual workers of this worker."""
+        return self.store.placed.of(self._client.host)
 
     def host_value(self, index: int) -> Tensor:
         """Return the memory on the host to which the values of a table come; read-only."""
@@ -117,50 +119,57 @@ class ServerTables(CarrierState):
 
     def nodes(self, index: int) -> tuple[Node, ...]:
         """Return the nodes whose sums are pushed to a table in an iteration."""
-        return self._store.nodes(self._specs[index], self._client.host)
+        return self.store.nodes(self._tables[index].spec, self._client.host)
 
-    def open(self, histories: Sequence[History], clock: int | None) -> None:
-        """Bring all tables to rank 0's values, with these histories; see `Exchange.open`."""
+    def open(
+        self,
+        histories: Sequence[History],
+        clock: int | None,
+        given: Mapping[str, Array] = MappingProxyType({}),
+    ) -> None:
+        """Bring all tables to rank 0's values, with these histories, and with what was held back of
+        them; see `Exchange.open`.
+        """
         if clock is not None:
-            self._drain()
+            self._pushes.drain()
             self._client.renew(clock)
         for table, history in zip(self._tables, histories, strict=True):
             table.reload()
             table.set_history(history)
         for index, table in enumerate(self._tables):
-            if table.staleness == 0 and not (table.statistics or table.is_copy):
+            if self._is_of_rule(table):
                 # from a push to the next read the tensor belongs to the exchange
                 self._client.bind(self._first + index, table.value)
-        self._restore()
-        self._client.start(self._initial)
+            for worker, held_back in self._lost(index).items():
+                own = given.get(table.of_pushes(worker))
+                if own is None:
+                    held_back.zero_()
+                else:
+                    held_back.copy_(torch.from_numpy(own))
+        self._client.start(partial(self._initial, given))
         for index in range(len(self._tables)):
             self.read(index)
 
-    def _restore(self) -> None:
-        for index, table in enumerate(self._tables):
-            for worker, held_back in self._lost(index).items():
-                given = self._held_back.get(table.of_pushes(worker))
-                if given is None:
-                    held_back.zero_()
-                else:
-                    held_back.copy_(torch.from_numpy(given))
-            table.unsent = self._held_back.get(table.of_values) if table.has_own_value else None
-        self._held_back = {}
+    @staticmethod
+    def _is_of_rule(table: ServerTable) -> bool:
+        """Return whether the shards apply a rule to what workers push."""
+        return table.spec.staleness == 0 and not (table.trained.statistics or table.is_copy)
 
-    def _initial(self, index: int) -> list[Payload]:
+    def _initial(self, given: Mapping[str, Array], index: int) -> list[Payload]:
         table = self._tables[index - self._first]
-        history = [history.numpy() for history in table.initial_history]
-        if table.unsent is None:
+        history = [own.numpy() for own in table.history] if self._is_of_rule(table) else []
+        unsent = given.get(of_values(table.spec.name)) if table.spec.has_own_value else None
+        if unsent is None:
             return [table.value, *history]
-        count = history_count(table.rule.kind)
+        count = history_count(table.trained.rule.kind)
         zeros = [np.zeros(table.value.size, np.float32)] * count
-        return [table.value, *(history or zeros), table.unsent]
+        return [table.value, *(history or zeros), unsent]
 
     def start(self, step: Step) -> None:
         """Begin an iteration."""
         self._step = step
         for index, table in enumerate(self._tables):
-            table.begun, table.pushes = False, 0
+            table.pushes = 0
             if not table.is_copy:
                 self._client.request(self._first + index)
 
@@ -168,15 +177,13 @@ class ServerTables(CarrierState):
         """Push the gradient of what a table holds, or the values of statistics; with several
         virtual workers the sum of the next node.
         """
-        table = self._tables[index]
-        table.begun, number = True, table.pushes
-        table.pushes += 1
-        if not self._device.is_host:  # the memory for this push may still be in the last one
+        table, is_host = self._tables[index], self._streams.device.is_host
+        number, table.pushes = table.pushes, table.pushes + 1
+        if not is_host:  # the memory for this push may still be in the last one
             self._pushes.drain(self._last_push[index])
-        if table.statistics:
-            self._push_statistics(index, table, gradient, number)
-            return
         source = gradient.detach().reshape(-1)
+        if table.trained.statistics and is_host:
+            source = source.clone()
         clock = self._client.clock_of(self._first + index) if table.encoders else 0
         flat, copied = table.to_host(source, number, clock)
         if self._pushes.is_threaded:
@@ -193,8 +200,14 @@ class ServerTables(CarrierState):
         """
         table = self._tables[index]
         copied.synchronize()
-        if table.staleness == 0:
-            rate = step.rates[table.rate_index]
+        if table.trained.statistics:
+            own: Any = as_array(flat)  # of the table's type
+            if table.spec.staleness:
+                own = (own - table.last_read) / np.float32(self._hosts)
+                np.add(table.last_read, own, out=table.value)
+            self._client.push(self._first + index, own)
+        elif table.spec.staleness == 0:
+            rate = step.rates[table.trained.rate_index]
             push = self._client.push_encoded if table.encoders else self._client.push
             push(self._first + index, as_array(flat), rate=rate)
         elif self._settings.clip is None:
@@ -210,37 +223,19 @@ class ServerTables(CarrierState):
         # mean over a host's workers).
         gradient = gradient * scale if scale != 1.0 else gradient.clone()
         value = torch.from_numpy(table.value)
-        rate = step.rates[table.rate_index]
-        moved = change(table.rule, gradient, table.history, value, rate=rate, step=step.iteration)
+        rule, rate = table.trained.rule, step.rates[table.trained.rate_index]
+        moved = change(rule, gradient, table.history, value, rate=rate, step=step.iteration)
         moved.div_(self._hosts)
         value.add_(moved)
         found: Array = moved.numpy()
         return found
-
-    def _push_statistics(self, index: int, table: ServerTable, values: Tensor, number: int) -> None:
-        source = values.detach().reshape(-1)
-        if self._device.is_host:
-            source = source.clone()
-        flat, copied = table.to_host(source, number)
-        self._last_push[index] = self._pushes.call(
-            partial(self._send_statistics, index, source, flat, copied)
-        )
-
-    def _send_statistics(self, index: int, source: Tensor, flat: Tensor, copied: Event) -> None:
-        table = self._tables[index]
-        copied.synchronize()
-        own: Any = as_array(flat)  # of the table's type
-        if table.staleness:
-            own = (own - table.last_read) / np.float32(self._hosts)
-            np.add(table.last_read, own, out=table.value)
-        self._client.push(self._first + index, own)
 
     def skip(self, index: int) -> None:
         """Leave a table of means as it is in this iteration, in place of `push`; all replicas
         do.
         """
         table = self._tables[index]
-        table.begun = True
+        table.pushes += 1
         in_ = table.copied_in
 
         def skip() -> None:
@@ -255,7 +250,7 @@ class ServerTables(CarrierState):
         Args:
             staleness: a bound to use in place of the table's own; see `Client.read`.
         """
-        self._drain(self._last_push[index] if self._in_background else None)
+        self._pushes.drain(self._last_push[index] if self._in_background else None)
         table = self._tables[index]
         table.await_value()
         self._client.read(self._first + index, table.value, staleness=staleness)
@@ -275,15 +270,13 @@ class ServerTables(CarrierState):
             in_parts: whether a table without a push takes no part; otherwise its gradient is zero.
         """
         for index, table in enumerate(self._tables):
-            if table.begun or table.is_copy or in_parts:
+            if table.pushes or table.is_copy or in_parts:
                 continue
-            if table.statistics:
-                self._push_statistics(index, table, table.tensor, 0)
-            else:
-                device = table.tensor.device if table.encoders else "cpu"
-                self.push(
-                    index, torch.zeros(table.value.size, dtype=table.tensor.dtype, device=device)
-                )
+            value = table.trained.tensor
+            if not table.trained.statistics:
+                device = value.device if table.encoders else "cpu"
+                value = torch.zeros(table.value.size, dtype=value.dtype, device=device)
+            self.push(index, value)
         if self._settings.clip is not None and self.private:
             self._push_limited(limit)
         self._pushes.call(self._client.clock)
@@ -299,7 +292,7 @@ class ServerTables(CarrierState):
 
     def settle(self) -> None:
         """Bring every table to the state after all replicas' finished iterations."""
-        self._drain()
+        self._pushes.drain()
         for index, table in enumerate(self._tables):
             if not table.is_copy:
                 self.read(index, staleness=0)
@@ -307,13 +300,12 @@ class ServerTables(CarrierState):
             # no worker may add to the tables again before all have read them
             self._client.barrier()
 
-    def history(self, index: int) -> Sequence[Array]:
-        """Return the history of a table, flat: the shards' at staleness 0, else this worker's."""
+    def own_history(self, index: int) -> Sequence[Array]:
+        """Return the history of a table that the shards do not keep, flat."""
         table = self._tables[index]
-        if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
-            return [np.zeros(table.value.size, np.float32)] * len(table.history)
-        if table.staleness == 0:
-            return self.history_in(index, self._client.history(self._first + index))
+        if table.trained.statistics:  # no rule moves them; Caffe's solverstate has zeros there
+            count = history_count(table.trained.rule.kind)
+            return [np.zeros(table.value.size, np.float32)] * count
         return [history.numpy().copy() for history in table.history]
 
     def ask(self, into: Mapping[int, Sequence[Array] | None]) -> dict[int, ComingHistory]:
@@ -325,21 +317,19 @@ class ServerTables(CarrierState):
         return {
             index: self._client.ask_history(self._first + index, into.get(index))
             for index, table in enumerate(self._tables)
-            if table.staleness == 0 and not table.statistics and not table.is_copy
+            if self._is_of_rule(table)
         }
 
     def history_in(self, index: int, arrays: Sequence[Array]) -> Sequence[Array]:
         """Return the history among what the shards keep of a table beside its value."""
-        return arrays[: history_count(self._tables[index].rule.kind)]
+        return arrays[: history_count(self._tables[index].trained.rule.kind)]
 
     def held_back(self) -> Mapping[str, Array]:
-        """Return what the codecs of all tables have held back, by name: of the shards' on rank 0."""
-        found = {name: part.cpu().numpy().copy() for name, part in self.parts().items()}
-        if self._client.host == 0:
-            encoded = [index for index, table in enumerate(self._tables) if table.has_own_value]
-            coming = {i: self._client.ask_history(self._first + i) for i in encoded}
-            found |= self.held_back_there(coming)
-        return found
+        """Return what the shards' codecs hold back, by name: on rank 0."""
+        if self._client.host:
+            return {}
+        encoded = [index for index, table in enumerate(self._tables) if table.spec.has_own_value]
+        return self.held_back_there({i: self._client.ask_history(self._first + i) for i in encoded})
 
     def parts(self) -> dict[str, Tensor]:
         """Return live tensors of what this worker's codecs have held back, by name."""
@@ -363,22 +353,24 @@ class ServerTables(CarrierState):
     def held_back_there(self, coming: Mapping[int, ComingHistory]) -> dict[str, Array]:
         """Wait for what the shards hold back of these tables."""
         tables = [(self._tables[index], each) for index, each in coming.items()]
-        return {t.of_values: each.result()[-1] for t, each in tables if t.has_own_value}
+        return {
+            of_values(t.spec.name): each.result()[-1] for t, each in tables if t.spec.has_own_value
+        }
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         for table in self._tables:
-            workers = range(self.virtual_workers) if table.encodes_pushes else ()
-            for name in (table.of_values, *map(table.of_pushes, workers)):
+            encodes = table.spec.gradient_codec is not None
+            workers = range(self.store.placed.count) if encodes else ()
+            for name in (of_values(table.spec.name), *map(table.of_pushes, workers)):
                 if name in held_back and held_back[name].size != table.value.size:
                     raise SnapshotError(
                         f"the snapshot holds back {held_back[name].size} elements of {name}; "
                         f"expected {table.value.size}"
                     )
-        self._held_back = held_back
 
     def traffic(self) -> list[Traffic]:
         """Return the traffic of each table. Any thread may call this."""
-        with self._device.on(self._streams.out):
+        with self._streams.device.on(self._streams.out):
             return [
                 Traffic(
                     bytes_out=t.bytes_out,
@@ -399,18 +391,6 @@ class ServerTables(CarrierState):
         """Leave the job."""
         self.detach()
         self._client.close()
-
-    def _push_failed(self, error: Exception) -> None:
-        self._broken = error
-
-    def _drain(self, call: int | None = None) -> None:
-        """Wait until all pushes and clocks, or those up to a call, are with the client.
-
-        Raise the error of one that failed.
-        """
-        self._pushes.drain(call)
-        if self._broken is not None:
-            raise self._broken
 
 
 def _norm(parts: Sequence[Tensor]) -> float | None:
