@@ -54,7 +54,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.watchdog import Watchdog
 from poseidon.launcher.processes import child_environment
 from poseidon.observe.metrics.glog_lines import GlogSink
@@ -102,7 +102,7 @@ class EveryOther(Exchange):
 
     def __init__(self, tensors: Sequence[Trained], watchdog: Watchdog) -> None:
         carrier, settings = AloneCarrier(tensors, ExchangeSettings()), ExchangeSettings()
-        super().__init__([carrier], JobControl(carrier.delivery, root=True), settings)
+        super().__init__([carrier], AloneControl(), settings)
         self._observer = watchdog
 
     def start(self, iteration: int, rate: float) -> None:

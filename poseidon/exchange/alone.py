@@ -20,7 +20,6 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, LocalHistories, Step
 from poseidon.exchange.device import HOST, device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
-from poseidon.exchange.job_control import AloneDelivery
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
 from poseidon.exchange.turns import Factors
 from ps_server import Rule
@@ -69,21 +68,16 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         self._factors: dict[int, Factors] = {}
         self._averages: dict[int, Tensor] | None = None
         self._step = Step(settings.start_clock, (0.0,))
-        self.delivery = AloneDelivery()
-        self.delivery.advance(settings.start_clock + 1)
         self.state = LocalHistories(dict(enumerate(tensors)), replicated=False)
         if by_factors:
             self._scratch = Scratch(self._flat[0].device)
             self._kernel = common_kernel([arithmetic_sample(tensors)], required=True)
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
-        if clock is not None:
-            self.delivery.advance(clock + 1)
         self.state.load(histories)
 
     def start(self, step: Step) -> None:
         self._step = step
-        self.delivery.advance(step.iteration + 1)
         self._begun.clear()
 
     def begin(self, index: int, gradient: Tensor) -> None:
@@ -134,7 +128,6 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         self._begun.clear()
         self._factors.clear()
         self._averages = None
-        self.delivery.advance(iteration + 2)
 
     def _update_together(self, gradients: Mapping[int, Tensor], scale: float) -> dict[int, Tensor]:
         """Apply the rules of tensors on a device, with the launches of one tensor for all of a rule

@@ -65,7 +65,7 @@ def plan_exchange(
     """Choose the scheme of each tensor.
 
     Where no tensor would go to the server, the last small one does, or the one whose bytes grow
-    least: a request of rank 0 (`ShardDelivery`) is in step with training only where training reads
+    least: a request of rank 0 (`ShardControl`) is in step with training only where training reads
     from the shards. The gradient of the last tensor is the first that a backward pass has, and its
     value the last that a forward pass needs, so nothing waits for it.
 

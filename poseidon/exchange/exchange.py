@@ -111,6 +111,7 @@ class Exchange:
         self._clip = settings.clip
         self._all_squares = all_squares
         self._iteration = self.finished = settings.start_clock
+        control.start(self._iteration)
         self._now_ns = now_ns
         self._before: list[Callable[[ObservedCall, int], None]] = []
         self._after: list[Callable[[ObservedCall, int, int, int], None]] = []
@@ -137,6 +138,7 @@ class Exchange:
         with self.observing(ObservedCall.OPEN):
             if clock is not None:
                 self._iteration = self.finished = clock
+                self.control.start(clock)
             for carrier in self.carriers:
                 carrier.open(histories, clock)
 
@@ -145,6 +147,7 @@ class Exchange:
         with self.observing(ObservedCall.START, iteration):
             self._iteration = iteration
             step = Step(iteration, rates)
+            self.control.start(iteration)
             if self.turns is not None:
                 self.turns.start()
             for carrier in self.carriers:
@@ -219,6 +222,7 @@ class Exchange:
                 limit = clip_factor(self._all_squares(held), self._clip)
             for carrier in self.carriers:
                 carrier.finish(limit)
+            self.control.finish(self._iteration)
             self.finished = self._iteration + 1
 
     def note_records(self, count: float) -> None:

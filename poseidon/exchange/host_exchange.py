@@ -15,7 +15,7 @@ from poseidon.exchange.host.carrier import HostCarrier, HostRequests
 from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import FlatPiece, cut
-from poseidon.exchange.job_control import JobControl, LinksDelivery
+from poseidon.exchange.job_control import JobControl, LinksControl
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.server_exchange import BuildArguments, PlanePart, low_rank_of
@@ -73,7 +73,7 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
     with _refusing(group, network.rank):
         all_squares = _all_squares(job, group)
         built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
-        control, on_start = _control(job, group, built)
+        control = _control(job, group, built)
         with _ending(built.exchange):
             carrier = HostCarrier(
                 built.exchange,
@@ -84,7 +84,6 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
                 encoded=built.encoded if tree.leaves else frozenset(),
                 control=control,
                 private=job.is_stale,
-                on_start=on_start,
             )
     turns = None
     if job.takes_turns:
@@ -109,8 +108,8 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
     all_squares = _all_squares(job, group)
     with _refusing(group, network.rank):
         built = build(replace(arguments, all_squares=all_squares))
-        control, on_start = _control(job, group, built)
-        requests = HostRequests(group, control, on_start=on_start)
+        control = _control(job, group, built)
+        requests = HostRequests(group, control)
     # elsewhere the shards of the server, or the sums, have the norm over all planes
     on_worker = job.alone or job.options.staleness > 0
     exchange = Exchange(
@@ -132,16 +131,11 @@ def _all_squares(job: Membership, group: HostGroup) -> Callable[[Sequence[float]
     return group.all_squares if limits else math.fsum
 
 
-def _control(
-    job: Membership, group: HostGroup, built: Built
-) -> tuple[JobControl, Callable[[int], None]]:
-    """Return the control of all workers of the job, and what is called at the start of each
-    iteration: a job on one host has the connections of its workers alone.
+def _control(job: Membership, group: HostGroup, built: Built) -> JobControl:
+    """Return the control of all workers of the job: a job on one host has the connections of its
+    workers alone.
     """
-    if not job.alone:
-        return built.exchange.control, lambda _: None
-    of_host = LinksDelivery(group.peers)
-    return JobControl(of_host, root=job.network.rank == 0), of_host.start
+    return LinksControl(group.peers) if job.alone else built.exchange.control
 
 
 @contextmanager

@@ -1,24 +1,24 @@
 """Job control: collections of small payloads among all workers, and rank 0's requests to all of
 them.
 
-`JobControl` is what the training loop uses. How collections and requests travel is a `Delivery`,
-one for each way in which workers are connected:
+There is a `JobControl` for each way in which workers are connected:
 
-    AloneDelivery        one worker
-    ShardDelivery        through the shards of the parameter server
-    LinksDelivery        without shards, over the connections that sum gradients
+    AloneControl         one worker
+    ShardControl         through the shards of the parameter server
+    LinksControl         without shards, over the connections that sum gradients
 
 Law: all workers see a request before they end the iteration that it names, so they all act on it
-after the same one. Each delivery says why this holds for it.
+after the same one. Each class says why this holds for it.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from poseidon.exchange.peers import Peers
 from ps_server import (
@@ -35,25 +35,7 @@ SAME_CALLS = "all workers must make the same calls in the same order"
 """The end of an error's sentence, where workers make different calls."""
 
 
-class Delivery(Protocol):
-    """How collections and requests travel."""
-
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
-        """Contribute to the next collection; see `JobControl.gather`."""
-
-    def request(self, kind: SignalKind) -> None:
-        """Request something of all workers; called on rank 0."""
-
-    @property
-    def requests(self) -> tuple[Signal, ...]:
-        """The requests of rank 0 that this worker has received so far."""
-
-    def await_requests(self, count: int) -> None:
-        """Wait until this worker has received so many, which another worker of its host has."""
-        return
-
-
-class JobControl:
+class JobControl(ABC):
     """Collections among all workers, and requests of rank 0.
 
     Args:
@@ -64,11 +46,38 @@ class JobControl:
         around_wait: entered around each wait for a collection.
     """
 
-    def __init__(self, delivery: Delivery, *, root: bool, ranks: Sequence[int] = ()) -> None:
+    def __init__(self, *, root: bool, ranks: Sequence[int] = ()) -> None:
         self.root = root
         self.ranks = ranks
-        self._delivery = delivery
         self.around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @abstractmethod
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
+        """See `gather`."""
+
+    @abstractmethod
+    def _request(self, kind: SignalKind) -> None:
+        """See `request`."""
+
+    @property
+    @abstractmethod
+    def requests(self) -> tuple[Signal, ...]:
+        """The requests of rank 0 that this worker has received so far.
+
+        `clock` of each is the number of finished iterations to do it at.
+        """
+
+    def await_requests(self, count: int) -> None:
+        """Wait until this worker has received so many, which another worker of its host has."""
+        return
+
+    def start(self, iteration: int) -> None:
+        """Note that an iteration starts, before any gradient of it, or that it will be the next."""
+        return
+
+    def finish(self, iteration: int) -> None:
+        """Note that an iteration has ended."""
+        return
 
     def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         """Contribute to the next collection, and return at once.
@@ -80,7 +89,7 @@ class JobControl:
             to: the ranks that need the payloads, the same on all workers: others may get none.
                 None: all.
         """
-        collection = self._delivery.gather(payload, to)
+        collection = self._gather(payload, to)
 
         def result() -> tuple[bytes, ...]:
             with self.around_wait():
@@ -103,19 +112,7 @@ class JobControl:
             raise LocalProtocolError(
                 f"only worker 0 may request '{kind.name.lower()}' of all workers"
             )
-        self._delivery.request(kind)
-
-    @property
-    def requests(self) -> tuple[Signal, ...]:
-        """The requests of rank 0 so far.
-
-        `clock` of each is the number of finished iterations to do it at.
-        """
-        return self._delivery.requests
-
-    def await_requests(self, count: int) -> None:
-        """Wait until this worker has received so many requests, which another one has."""
-        self._delivery.await_requests(count)
+        self._request(kind)
 
     def is_asked_to_stop(self, iterations: int) -> bool:
         """Return whether a stop was requested for the end of one of the finished iterations."""
@@ -130,28 +127,31 @@ class JobControl:
         return any(r.kind is SignalKind.REGROUP and r.clock <= iterations for r in self.requests)
 
 
-class AloneDelivery(Delivery):
+class AloneControl(JobControl):
     """Job control of one worker: its own payload is the collection.
 
     A request is for the end of the iteration under way or, after it, of the next one. Requests come
-    from any thread: one that reads the clock of an iteration is in `requests` before `advance` ends
-    the iteration, so the loop sees it there.
+    from any thread: one that reads the clock of an iteration is in `requests` before `finish`
+    returns, so the loop sees it there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, root: bool = True, ranks: Sequence[int] = ()) -> None:
+        super().__init__(root=root, ranks=ranks)
         self._lock = threading.Lock()
         self._clock = 0
         self._requests: tuple[Signal, ...] = ()
 
-    def advance(self, clock: int) -> None:
-        """Set the number of finished iterations that requests name from now on."""
+    def start(self, iteration: int) -> None:
         with self._lock:
-            self._clock = clock
+            self._clock = iteration + 1
 
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+    def finish(self, iteration: int) -> None:
+        self.start(iteration + 1)
+
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
         return Collection(lambda: (payload,), lambda: (payload,))
 
-    def request(self, kind: SignalKind) -> None:
+    def _request(self, kind: SignalKind) -> None:
         with self._lock:
             self._requests += (Signal(kind, self._clock),)
 
@@ -160,7 +160,7 @@ class AloneDelivery(Delivery):
         return self._requests
 
 
-class ShardDelivery(Delivery):
+class ShardControl(JobControl):
     """Job control through the shards.
 
     `Session.signal` of the store proves that every worker sees a request in time: each shard passes
@@ -171,16 +171,17 @@ class ShardDelivery(Delivery):
             workers have the ranks of their hosts.
     """
 
-    def __init__(self, client: Client, *, whole: bool = True) -> None:
+    def __init__(self, client: Client, *, whole: bool = True, ranks: Sequence[int] = ()) -> None:
+        self._rank = client.rank if whole else client.host
+        super().__init__(root=self._rank == 0, ranks=ranks)
         self._client = client
         self._whole = whole
-        self._rank = client.rank if whole else client.host
 
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
         keeps = to is None or self._rank in to
         return self._client.gather(payload, keeps=keeps, whole=self._whole)
 
-    def request(self, kind: SignalKind) -> None:
+    def _request(self, kind: SignalKind) -> None:
         self._client.signal(kind)
 
     @property
@@ -209,7 +210,7 @@ def split(joined: bytes | bytearray) -> list[bytes]:
 KINDS = [kind.value for kind in SignalKind]
 
 
-class LinksDelivery(Delivery):
+class LinksControl(JobControl):
     """Collections and requests between all workers.
 
     Each worker sends its contribution to every other one.
@@ -221,7 +222,8 @@ class LinksDelivery(Delivery):
     to iteration t (`host/carrier.py` has the rest of the proof).
     """
 
-    def __init__(self, peers: Peers[Any]) -> None:
+    def __init__(self, peers: Peers[Any], *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(root=peers.rank == 0, ranks=ranks)
         self._peers = peers
         self._next = 0
         self._came = [0] * peers.size
@@ -231,7 +233,7 @@ class LinksDelivery(Delivery):
         peers.on("Gather", 1, self._take)
         peers.on("Request", 2, self._note_request)
 
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
         peers = self._peers
         targets = peers.others if to is None else [rank for rank in peers.others if rank in to]
         with peers.monitor:
@@ -256,7 +258,7 @@ class LinksDelivery(Delivery):
 
         return Collection.guarded(peers.monitor, take)
 
-    def request(self, kind: SignalKind) -> None:
+    def _request(self, kind: SignalKind) -> None:
         with self._peers.monitor:
             self._pending.append(kind)
 
@@ -271,7 +273,6 @@ class LinksDelivery(Delivery):
         )
 
     def start(self, iteration: int) -> None:
-        """Send the requests of rank 0, before any gradient of an iteration."""
         peers = self._peers
         with peers.monitor:
             while self._pending:

@@ -18,7 +18,7 @@ from poseidon.exchange.carrier import Carrier, SharedNorm
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Built, Connect, Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
-from poseidon.exchange.job_control import JobControl, LinksDelivery, ShardDelivery
+from poseidon.exchange.job_control import AloneControl, LinksControl, ShardControl
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables
 from poseidon.exchange.membership import Membership
@@ -218,9 +218,7 @@ def through_server(
         layout: what the tables hold. Tensors elsewhere travel as factors, unless by all-reduce.
     """
     member, settings = arguments.member, arguments.settings
-    of_plane = JobControl(
-        ShardDelivery(client, whole=False), root=client.host == 0, ranks=member.network.ranks
-    )
+    of_plane = ShardControl(client, whole=False, ranks=member.network.ranks)
     by_allreduce = arguments.own.plan.of(Scheme.ALLREDUCE)
     by_factors = sorted(layout.elsewhere - set(by_allreduce))
     norms = SharedNorm(client, ["factors"] * bool(by_factors) + ["all-reduce"] * bool(by_allreduce))
@@ -265,7 +263,7 @@ def through_server(
         )
     return Exchange(
         carriers,
-        JobControl(ShardDelivery(client), root=client.rank == 0),
+        ShardControl(client),
         settings,
         turns=arguments.turns(
             layout.tensors,
@@ -303,7 +301,7 @@ def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
     )
     exchange = Exchange(
         [carrier],
-        JobControl(carrier.delivery, root=True),
+        AloneControl(),
         arguments.settings,
         turns=arguments.turns(part.tensors, in_parts=in_parts),
         interruption=member.network.interruption,
@@ -318,18 +316,17 @@ def build_allreduce(arguments: BuildArguments) -> Built:
     """
     member, job, part = arguments.member, arguments.job, arguments.own
     peers = Peers.over_network(job.network)
-    delivery = of_plane = LinksDelivery(peers)
-    members = peers
+    members, control = peers, LinksControl(peers)
+    of_plane = control
     if job.shares_hosts:
         members = peers.among(job.plane_ranks)
-        of_plane = LinksDelivery(members)
+        of_plane = LinksControl(members, ranks=member.network.ranks)
     carrier = AllReduceCarrier(
         dict(enumerate(part.tensors)),
         arguments.settings,
         peers=members,
-        control=JobControl(of_plane, root=members.rank == 0, ranks=member.network.ranks),
+        control=of_plane,
         workers=member.placed,
-        delivery=delivery,
         equal_bits=member.equal_bits,
         all_squares=arguments.all_squares,
     )
@@ -340,7 +337,7 @@ def build_allreduce(arguments: BuildArguments) -> Built:
         raise
     exchange = Exchange(
         [carrier],
-        JobControl(delivery, root=job.network.rank == 0),
+        control,
         arguments.settings,
         turns=arguments.turns(part.tensors),
         interruption=job.network.interruption,

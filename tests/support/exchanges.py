@@ -11,7 +11,7 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -104,4 +104,4 @@ class AloneExchange(Exchange):
 
     def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
         self.carrier = AloneCarrier(tensors, settings, is_only=True)
-        super().__init__([self.carrier], JobControl(self.carrier.delivery, root=True), settings)
+        super().__init__([self.carrier], AloneControl(), settings)

@@ -5,7 +5,7 @@ Staleness 0 only. `sums.py` sums; every worker keeps the whole history. With a l
 gradients' norm no value changes before the means of all tensors have come.
 
 Beside the server, the server brings first values and the workers' addresses. Without shards
-collections and requests travel over the connections of the sums (`LinksDelivery`), and rank 0
+collections and requests travel over the connections of the sums (`LinksControl`), and rank 0
 sends its first values as a sum is sent.
 """
 
@@ -23,7 +23,7 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import HOST, Event, device_of
-from poseidon.exchange.job_control import JobControl, LinksDelivery
+from poseidon.exchange.job_control import JobControl, LinksControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
@@ -41,8 +41,8 @@ class AllReduceCarrier(GradientCarrier):
     Args:
         tensors: by their index in the exchange.
         peers: the connections to the other workers, which this closes.
-        delivery: of `control`, where it uses these connections; None: beside the server, and the
-            carrier connects them when it opens.
+        control: a `LinksControl` uses these connections. Otherwise this is beside the server, and
+            the carrier connects them when it opens.
         norms: used with `settings.clip` where there are other gradients; None: there are none.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
@@ -60,7 +60,6 @@ class AllReduceCarrier(GradientCarrier):
         peers: Peers[WorkerLinks],
         control: JobControl,
         workers: VirtualWorkers,
-        delivery: LinksDelivery | None = None,
         norms: SharedNorm | None = None,
         equal_bits: bool = True,
         all_squares: Callable[[Sequence[float]], float] = math.fsum,
@@ -71,7 +70,6 @@ class AllReduceCarrier(GradientCarrier):
         self._settings = settings
         self._peers = peers
         self._control = control
-        self._delivery = delivery
         self._norms = norms
         self._equal_bits = equal_bits
         self._all_squares = all_squares
@@ -101,6 +99,10 @@ class AllReduceCarrier(GradientCarrier):
         self._step = self._due_step = Step(settings.start_clock, (0.0,))
         self._finished = settings.start_clock
 
+    @property
+    def _is_beside_server(self) -> bool:
+        return not isinstance(self._control, LinksControl)
+
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         with_histories = True
         if clock is None:
@@ -108,7 +110,7 @@ class AllReduceCarrier(GradientCarrier):
         else:
             self._finished = clock
         self.state.load(histories)
-        if self._delivery is None:
+        if self._is_beside_server:
             own = [tensor for of in self.state.of.values() for tensor in of]
             bring_histories(own, self._control, given=bool(histories))
         else:
@@ -142,7 +144,7 @@ class AllReduceCarrier(GradientCarrier):
                     f"({offers[0].get('tensors')}); all workers must have the same tensors"
                 )
         common_kernel(samples, required=self._equal_bits)
-        if self._delivery is None:
+        if self._is_beside_server:
             self._peers.links.connect(offered_addresses(offers, "sums"))
         self._sums.lend()
         return bool(offers[0].get("resumed"))
@@ -158,8 +160,6 @@ class AllReduceCarrier(GradientCarrier):
 
     def start(self, step: Step) -> None:
         self._step = step
-        if self._delivery is not None:
-            self._delivery.start(step.iteration)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         self.wait(index)  # a backward pass may reach a tensor that no forward pass has waited for

@@ -56,7 +56,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             virtual worker by itself.
         control: of all workers of the job.
         private: see `HostState`.
-        on_start: called at the start of each iteration with its number.
     """
 
     state: HostState
@@ -72,7 +71,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         encoded: frozenset[int],
         control: JobControl,
         private: bool,
-        on_start: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.indices = range(len(tensors))
         self.by_factors = by_factors
@@ -81,7 +79,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._group = group
         self._inner = inner
         self._control = control
-        self._on_start = on_start
         self._monitor = group.monitor
         self._of: list[list[int]] = [[] for _ in tensors]
         for number, piece in enumerate(pieces):
@@ -143,7 +140,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def start(self, step: Step) -> None:
         self._begun.clear()
         self._released.clear()
-        self._on_start(step.iteration)
         self._step = step
         if self._place:
             self._owner.iterate(step)
@@ -356,22 +352,14 @@ class HostRequests(Carrier):
 
     Args:
         control: of all workers of the job.
-        on_start: called at the start of each iteration with its number.
     """
 
     indices = ()
 
-    def __init__(
-        self,
-        group: HostGroup,
-        control: JobControl,
-        *,
-        on_start: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, group: HostGroup, control: JobControl) -> None:
         self.state = CarrierState()
         self._group = group
         self._control = control
-        self._on_start = on_start
         self._counts: deque[int] = deque()
         group.peers.on("Requests", 1, self._note)
         group.links.start()
@@ -380,7 +368,7 @@ class HostRequests(Carrier):
         pass
 
     def start(self, step: Step) -> None:
-        self._on_start(step.iteration)
+        pass
 
     def wait(self, index: int) -> None:
         raise AssertionError("no tensor is of this carrier")

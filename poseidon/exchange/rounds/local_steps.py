@@ -38,7 +38,7 @@ Laws:
 * Where a quorum of the workers ends a round (`quorum.py`), a late worker leaves iterations out, so
   its next round ends at another iteration.
 * A request of rank 0 names a round. It takes effect at the end of the first round that is whole to
-  its end and not before the named one, on all workers after the same iteration (`RoundDelivery`).
+  its end and not before the named one, on all workers after the same iteration (`RoundControl`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.rounds.quorum import QuorumRounds, RoundDelivery
+from poseidon.exchange.rounds.quorum import QuorumRounds, RoundControl
 from poseidon.exchange.rounds.state import DelayedMomentum, InnerWorkers, RoundsState
 from ps_server import Rule, RuleKind
 from ps_server.interruption import Interruption
@@ -224,13 +223,11 @@ class RoundsCarrier(GradientCarrier):
         # A worker has read fragment k - m, and so has rank 0's push of it, before it ends exchange
         # k. An exchange takes at least H // P iterations. `Session.signal` reckons with m = 1.
         spacing = steps // len(parts)
-        self._delivery = RoundDelivery(
-            outer.control, lag=-(-(options.sync_delay + 1) // spacing) - 1
-        )
-        self._delivery.next_end = self._next_end()
+        self._ends = RoundControl(outer.control, lag=-(-(options.sync_delay + 1) // spacing) - 1)
+        self._ends.next_end = self._next_end()
         if quorum is not None:
             quorum.settle = self._settle_quorum
-        self.control = JobControl(quorum or self._delivery, root=outer.control.root)
+        self.control = quorum or self._ends
         outer_histories = outer.state.histories if reads_outer else None
         self.state = RoundsState(
             self._inner.histories,
@@ -251,7 +248,7 @@ class RoundsCarrier(GradientCarrier):
         inner, outer = self.state.split(histories)
         if clock is not None:
             self._iteration = self._exchanges = clock
-            self._delivery.next_end = self._next_end()
+            self._ends.next_end = self._next_end()
         self._records = self._weight = 0.0
         self.reached = 0
         if self._quorum is not None:
@@ -326,7 +323,7 @@ class RoundsCarrier(GradientCarrier):
             self._meet(self._quorum, whole=False)
             return
         self._send([fragment])
-        self._delivery.end_round(self._iteration, self._exchanges, next_end=self._next_end())
+        self._ends.end_round(self._iteration, self._exchanges, next_end=self._next_end())
         if not self._options.sync_delay:
             self._arrive(fragment)
         if self._arrives_at_once and self._in_parts:

@@ -25,15 +25,15 @@ import struct
 import threading
 from collections.abc import Callable, Container
 
-from poseidon.exchange.job_control import Delivery, JobControl
+from poseidon.exchange.job_control import JobControl
 from ps_server import Client, Collection, RemoteProtocolError, Signal, SignalKind
 
 
-class RoundDelivery(Delivery):
+class RoundControl(JobControl):
     """Requests of the outer exchange, whose clocks are rounds, with clocks that are iterations.
 
-    All workers see a request before they end the round that it names (`Delivery`'s law for the
-    outer exchange). All end the same rounds after the same iterations. So all give a request the
+    All workers see a request before they end the round that it names (the law of the outer
+    exchange's control). All end the same rounds after the same iterations. So all give a request the
     same iteration, before they end it.
 
     Args:
@@ -45,6 +45,7 @@ class RoundDelivery(Delivery):
     """
 
     def __init__(self, outer: JobControl, *, lag: int = 0) -> None:
+        super().__init__(root=outer.root)
         self._outer = outer
         self._lag = lag
         self._due: dict[Signal, int] = {}
@@ -57,10 +58,10 @@ class RoundDelivery(Delivery):
                 self._due.setdefault(signal, iteration)
         self.next_end = next_end
 
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
         return self._outer.gather(payload, to)
 
-    def request(self, kind: SignalKind) -> None:
+    def _request(self, kind: SignalKind) -> None:
         self._outer.request(kind)
 
     @property
@@ -75,7 +76,7 @@ class RoundDelivery(Delivery):
 _ITERATION = struct.Struct("<q")
 
 
-class QuorumRounds(Delivery):
+class QuorumRounds(JobControl):
     """The rounds of one worker, and its collections and requests.
 
     Attributes:
@@ -84,6 +85,7 @@ class QuorumRounds(Delivery):
     """
 
     def __init__(self, client: Client, outer: JobControl, workers: int) -> None:
+        super().__init__(root=outer.root)
         self._client = client
         self._outer = outer
         self._workers = workers
@@ -130,11 +132,11 @@ class QuorumRounds(Delivery):
         self.complete = len(ended.workers) == self._workers
         return reached
 
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
         self.settle()
         return self._outer.gather(payload, to)
 
-    def request(self, kind: SignalKind) -> None:
+    def _request(self, kind: SignalKind) -> None:
         with self._lock:
             self._asked.append(kind)
 

@@ -20,16 +20,17 @@ class Meeting:
         self.sent: list[dict[int, bytes]] = []
 
     def control(self, rank: int) -> JobControl:
-        return JobControl(_Delivery(self, rank), root=rank == 0)
+        return _Control(self, rank)
 
 
-class _Delivery:
+class _Control(JobControl):
     requests: tuple[Signal, ...] = ()
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
+        super().__init__(root=rank == 0)
         self._meeting, self._rank, self._next = meeting, rank, 0
 
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
         meeting, number, self._next = self._meeting, self._next, self._next + 1
         if number == len(meeting.sent):
             meeting.sent.append({})
@@ -49,7 +50,7 @@ class _Delivery:
 
         return Collection(poll, result)
 
-    def request(self, kind: SignalKind) -> None:
+    def _request(self, kind: SignalKind) -> None:
         raise NotImplementedError
 
 

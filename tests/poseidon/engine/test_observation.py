@@ -16,7 +16,7 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Built, Exchange
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observer import Traffic
 from poseidon.observe.metrics.job_statistics import TensorStatistics, parse_worker
@@ -46,8 +46,7 @@ def build(layer: nn.Linear, *schemes: Scheme, counts: bool = False) -> Built:
         for index, scheme in enumerate(schemes)
     )
     carrier = (Counter if counts else AloneCarrier)(tensors, ExchangeSettings())
-    control = JobControl(carrier.delivery, root=True)
-    exchange = Exchange([carrier], control, ExchangeSettings())
+    exchange = Exchange([carrier], AloneControl(), ExchangeSettings())
     return Built(exchange=exchange, plan=ExchangePlan(choices=choices))
 
 

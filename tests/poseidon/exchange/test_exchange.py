@@ -14,7 +14,7 @@ from torch import Tensor
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.job_control import AloneDelivery, JobControl
+from poseidon.exchange.job_control import AloneControl, JobControl
 from poseidon.exchange.observer import ObservedCall, Observer, Traffic
 from ps_server import PeerLost, SignalKind
 
@@ -107,7 +107,7 @@ class Noted(GradientCarrier, FactoredCarrier):
 
 
 def control() -> JobControl:
-    return JobControl(AloneDelivery(), root=True)
+    return AloneControl()
 
 
 def test_each_call_goes_to_the_carrier_of_the_tensor_or_to_all() -> None:

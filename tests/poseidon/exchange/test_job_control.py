@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.job_control import AloneDelivery, JobControl, LinksDelivery
+from poseidon.exchange.job_control import AloneControl, LinksControl
 from poseidon.exchange.peers import Peers
 from ps_server import LocalProtocolError, PeerLost, Signal, SignalKind, StalenessTimeout
 from tests.poseidon.exchange.allreduce.test_sums import networks
@@ -20,16 +20,15 @@ from tests.support.exchanges import AloneExchange
 
 
 def test_only_the_root_requests() -> None:
-    delivery = AloneDelivery()
+    control = AloneControl(root=False)
     with pytest.raises(LocalProtocolError, match=r"^only worker 0 may request 'stop'"):
-        JobControl(delivery, root=False).request(SignalKind.STOP)
-    assert delivery.requests == ()
+        control.request(SignalKind.STOP)
+    assert control.requests == ()
 
 
 def test_a_request_of_a_worker_that_is_alone_names_the_iteration_under_way() -> None:
-    delivery = AloneDelivery()
-    control = JobControl(delivery, root=True)
-    delivery.advance(5)
+    control = AloneControl()
+    control.start(4)
     control.request(SignalKind.SNAPSHOT)
     assert control.requests == (Signal(SignalKind.SNAPSHOT, 5),)
     assert [control.is_asked_for_snapshot(done) for done in (4, 5, 6)] == [False, True, False]
@@ -61,7 +60,7 @@ def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
         yield
         waits.append("ends")
 
-    control = JobControl(AloneDelivery(), root=True)
+    control = AloneControl()
     control.around_wait = around
     collection = control.gather(b"a")
     assert (collection.poll(), waits) == ((b"a",), [])
@@ -69,16 +68,16 @@ def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
     assert control.root
 
 
-End = tuple[Peers, LinksDelivery]
+End = tuple[Peers, LinksControl]
 
 
 @contextmanager
-def deliveries(workers: int, timeout_s: float = 20.0) -> Iterator[list[End]]:
-    """Yield the deliveries of each worker, by rank."""
+def controls(workers: int, timeout_s: float = 20.0) -> Iterator[list[End]]:
+    """Yield the control of each worker, by rank."""
     ends = []
     for network in networks(workers, timeout_s=timeout_s):
         peers = Peers.over_network(network)
-        ends.append((peers, LinksDelivery(peers)))
+        ends.append((peers, LinksControl(peers)))
     addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:
         peers.links.connect(addresses)
@@ -90,30 +89,30 @@ def deliveries(workers: int, timeout_s: float = 20.0) -> Iterator[list[End]]:
 
 
 def test_each_worker_has_the_payloads_of_all_by_rank() -> None:
-    with deliveries(3) as ends:
-        begun = [delivery.gather(b"payload %d" % rank) for rank, (_, delivery) in enumerate(ends)]
+    with controls(3) as ends:
+        begun = [control.gather(b"payload %d" % rank) for rank, (_, control) in enumerate(ends)]
         expected = (b"payload 0", b"payload 1", b"payload 2")
         assert [one.result() for one in begun] == [expected] * 3
         assert [one.poll() for one in begun] == [expected] * 3
-        assert all(not delivery._payloads for _, delivery in ends)
+        assert all(not control._payloads for _, control in ends)
 
 
 def test_only_who_needs_the_payloads_gets_them() -> None:
-    with deliveries(3) as ends:
+    with controls(3) as ends:
         for to, expected in ((1, 2), (b"0", b"1", b"2")), ((), ()), (None, (b"0", b"1", b"2")):
-            begun = [delivery.gather(b"%d" % rank, to) for rank, (_, delivery) in enumerate(ends)]
+            begun = [control.gather(b"%d" % rank, to) for rank, (_, control) in enumerate(ends)]
             for rank, one in enumerate(begun):
                 assert one.result() == (expected if to is None or rank in to else ())
-        assert all(not delivery._payloads for _, delivery in ends)
+        assert all(not control._payloads for _, control in ends)
 
 
 def test_one_worker_is_a_collection_of_its_own() -> None:
-    with deliveries(1) as [(_, delivery)]:
-        assert delivery.gather(b"own").poll() == (b"own",)
+    with controls(1) as [(_, control)]:
+        assert control.gather(b"own").poll() == (b"own",)
 
 
 def test_a_worker_may_be_ahead_by_several_collections() -> None:
-    with deliveries(2) as [(_, first), (_, second)]:
+    with controls(2) as [(_, first), (_, second)]:
         ahead = [second.gather(b"%d" % number) for number in range(3)]
         for number, one in enumerate(ahead):
             assert one.poll() is None
@@ -123,15 +122,15 @@ def test_a_worker_may_be_ahead_by_several_collections() -> None:
 
 def test_a_collection_without_a_worker_ends_at_its_limit() -> None:
     with (
-        deliveries(2, timeout_s=0.05) as [_, (_, second)],
+        controls(2, timeout_s=0.05) as [_, (_, second)],
         pytest.raises(StalenessTimeout, match=r"within 0.05 s"),
     ):
         second.gather(b"").result()
 
 
 def test_nobody_waits_for_a_worker_that_has_left() -> None:
-    with deliveries(3) as ends:
-        begun = [delivery.gather(b"%d" % rank) for rank, (_, delivery) in enumerate(ends)]
+    with controls(3) as ends:
+        begun = [control.gather(b"%d" % rank) for rank, (_, control) in enumerate(ends)]
         ends[2][0].close(7)
         assert begun[0].result() == begun[1].result() == (b"0", b"1", b"2")
         sentence = (
@@ -142,23 +141,23 @@ def test_nobody_waits_for_a_worker_that_has_left() -> None:
 
 
 def test_a_wait_ends_where_this_worker_leaves() -> None:
-    with deliveries(2) as [(first, delivery), _]:
-        waiting = delivery.gather(b"")
+    with controls(2) as [(first, control), _]:
+        waiting = control.gather(b"")
         first.close(0)
         with pytest.raises(LocalProtocolError, match="connections to the other workers are closed"):
             waiting.result()
         with pytest.raises(LocalProtocolError, match="connections to the other workers are closed"):
-            delivery.gather(b"")
+            control.gather(b"")
 
 
 def test_requests_leave_with_the_next_iteration_and_name_the_end_of_the_one_after() -> None:
-    with deliveries(2) as [(_, first), (_, second)]:
+    with controls(2) as [(_, first), (_, second)]:
         stop, snapshot = SignalKind.STOP, SignalKind.SNAPSHOT
         first.request(snapshot)
         assert first.requests == ()
         first.start(5)
         first.request(stop)
         first.start(6)
-        collections = [delivery.gather(b"") for delivery in (first, second)]
+        collections = [control.gather(b"") for control in (first, second)]
         assert collections[1].result() == (b"", b"")  # it has left after the requests
         assert first.requests == second.requests == (Signal(snapshot, 7), Signal(stop, 8))

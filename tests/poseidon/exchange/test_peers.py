@@ -7,7 +7,7 @@ import pytest
 
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.device import HOST
-from poseidon.exchange.job_control import KINDS, LinksDelivery
+from poseidon.exchange.job_control import KINDS, LinksControl
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.worker_links import VERSION
 from ps_server import PeerLeft, RemoteProtocolError
@@ -39,12 +39,12 @@ from tests.poseidon.exchange.allreduce.test_sums import networks
 )
 def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> None:
     peers = Peers.over_network(networks(2)[0])
-    delivery = LinksDelivery(peers)
+    control = LinksControl(peers)
     sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), HOST)
     with pytest.raises(RemoteProtocolError), peers.monitor:
         peers._receive(1, [msgpack.packb([VERSION, *header]), payload])
-    assert not delivery.requests
-    assert not delivery._payloads
+    assert not control.requests
+    assert not control._payloads
     assert not sums._work
     peers.close(0)
     sums.close()
@@ -52,7 +52,7 @@ def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> 
 
 def test_a_request_of_no_kind_is_refused() -> None:
     peers = Peers.over_network(networks(2)[1])
-    LinksDelivery(peers)
+    LinksControl(peers)
     with pytest.raises(RemoteProtocolError), peers.monitor:
         peers._receive(0, [msgpack.packb([VERSION, "Request", max(KINDS) + 1, 5]), b""])
     peers.close(0)

@@ -16,7 +16,7 @@ import torch
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import Kernel
-from poseidon.exchange.job_control import AloneDelivery, JobControl
+from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.exchange.replicas import (
     ArithmeticSample,
@@ -133,12 +133,12 @@ def test_processors_with_nothing_in_common_are_named(
 
 
 def test_workers_of_a_plane_are_known_by_their_ranks_in_the_job() -> None:
-    class Plane(AloneDelivery):
-        def gather(self, payload: bytes, to: Container[int] | None = None) -> JobCollection:
+    class Plane(AloneControl):
+        def _gather(self, payload: bytes, to: Container[int] | None) -> JobCollection:
             return JobCollection(lambda: (payload,) * 2, lambda: (payload,) * 2)
 
     tensors = [Trained(name="w", tensor=torch.zeros(2))]
-    _, samples = introduce(JobControl(Plane(), root=True, ranks=(1, 4)), tensors, {})
+    _, samples = introduce(Plane(ranks=(1, 4)), tensors, {})
     assert [sample.rank for sample in samples] == [1, 4]
 
 

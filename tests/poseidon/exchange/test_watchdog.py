@@ -10,7 +10,7 @@ import torch
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.job_control import AloneDelivery, JobControl
+from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.watchdog import Reading, Watchdog
 from ps_server import Collection
 
@@ -77,22 +77,21 @@ class Slow(GradientCarrier, FactoredCarrier):
     open = start = begin = begin_factors = release = wait = finish = settle = close = slow  # type: ignore[assignment]
 
 
-class SlowDelivery(AloneDelivery):
+class SlowControl(AloneControl):
     """Collections that take a second to wait for."""
 
     def __init__(self, slow: Callable[[], object]) -> None:
         super().__init__()
         self._slow = slow
 
-    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+    def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
         return Collection(self._slow, self._slow)  # type: ignore[arg-type]
 
 
 def test_every_call_of_an_exchange_is_a_wait_or_progress(clock: Clock) -> None:
     watchdog = Watchdog(now=clock)
     carrier = Slow(clock)
-    control = JobControl(SlowDelivery(carrier.slow), root=True)
-    exchange = Exchange([carrier], control, ExchangeSettings())
+    exchange = Exchange([carrier], SlowControl(carrier.slow), ExchangeSettings())
     exchange.observe([watchdog])
     watchdog.start()
     waits = [

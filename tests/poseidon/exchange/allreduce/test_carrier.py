@@ -18,7 +18,7 @@ from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.job_control import JobControl, LinksDelivery
+from poseidon.exchange.job_control import LinksControl
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, Rule, RuleKind, SpecError
@@ -46,15 +46,13 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             network = Network(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
             peers = Peers.over_network(network)
-            delivery = LinksDelivery(peers)
-            control = JobControl(delivery, root=rank == 0)
+            control = LinksControl(peers)
             carrier = AllReduceCarrier(
                 dict(enumerate(tensors)),
                 settings,
                 peers=peers,
                 control=control,
                 workers=VirtualWorkers.one_each(workers),
-                delivery=delivery,
                 bucket_bytes=bucket_bytes,
             )
             peers.links.connect(connect.of(rank)(peers.links.address))
