@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from poseidon.exchange import serial_executor, worker_links
-from poseidon.exchange.allreduce import sums
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import carrier
 from poseidon.exchange.host import links, owner, state
@@ -112,7 +111,7 @@ def stand_ins(
         )
 
     clock, now_ns = primitives.world.clock, primitives.time.perf_counter_ns
-    threaded = (monitor, carrier, sums, links, owner, state, serial_executor)
+    threaded = (monitor, carrier, links, owner, state, serial_executor)
     return [
         *((module, "threading", primitives.threading) for module in threaded),
         *((module, "time", primitives.time) for module in (monitor, links)),

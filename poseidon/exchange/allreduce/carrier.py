@@ -146,7 +146,7 @@ class AllReduceCarrier(GradientCarrier):
         common_kernel(samples, required=self._equal_bits)
         if self._is_beside_server:
             self._peers.links.connect(offered_addresses(offers, "sums"))
-        self._sums.lend()
+        self._sums.memory.lend()
         return bool(offers[0].get("resumed"))
 
     def _send_values(self, values: Mapping[int, Tensor]) -> None:
@@ -244,7 +244,7 @@ class AllReduceCarrier(GradientCarrier):
             self.wait(index)
 
     def traffic(self) -> Mapping[int, Traffic]:
-        return self._sums.traffic()
+        return self._sums.traffic.of_tensors()
 
     def close(self) -> None:
         """Leave. The others' waits for this worker end with an error."""

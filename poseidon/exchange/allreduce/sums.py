@@ -14,13 +14,10 @@ the numbers are, and reads and adds them there.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.memory import SumsMemory
@@ -28,17 +25,49 @@ from poseidon.exchange.allreduce.sum_rounds import FLOAT_BYTES, Buckets, SumRoun
 from poseidon.exchange.device import Device
 from poseidon.exchange.observer import Traffic, TransitTimes
 from poseidon.exchange.peers import Peers
-from poseidon.exchange.serial_executor import join_within
+from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import RemoteProtocolError
 from ps_server.errors import as_server_error
-from ps_server.numerics import prepare_thread
 from ps_server.protocol.precision import as_tensor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 from ps_server.rules import Halves
 from ps_server.transport.base import Buffer
 
-Work = Callable[[], None]
+
+class BucketTraffic:
+    """The traffic of tensors that travel in buckets.
+
+    Attributes:
+        bytes_out: of each bucket.
+        bytes_in: the same.
+        transit: the times in transit by tensor.
+        first_round: of gradients. Values before it are not counted.
+    """
+
+    def __init__(self, layout: Buckets) -> None:
+        self._layout = layout
+        self.bytes_out, self.bytes_in = [0] * len(layout), [0] * len(layout)
+        self.transit = TransitTimes(max(layout.places, default=-1) + 1)
+        self.first_round = 0
+
+    def of_tensors(self) -> dict[int, Traffic]:
+        """Return the traffic of each tensor: its part of the traffic of its buckets."""
+        return {
+            index: Traffic(
+                bytes_out=self._of_tensor(index, self.bytes_out),
+                bytes_in=self._of_tensor(index, self.bytes_in),
+                on_way_s=self.transit.total_s[index],
+            )
+            for index in self._layout.places
+        }
+
+    def _of_tensor(self, index: int, of_buckets: Sequence[int]) -> int:
+        layout, total = self._layout, 0
+        for bucket in layout.of[index]:
+            size = layout.slices[bucket][-1].stop - layout.slices[bucket][0].start
+            total += of_buckets[bucket] * layout.shared(index, bucket) // size
+        return total
 
 
 class Sums:
@@ -54,6 +83,10 @@ class Sums:
         peers: the connections, not connected yet.
         device: to and from which the memory is copied.
         bucket_bytes: see `Buckets`.
+
+    Attributes:
+        memory: of the gradients and means; all workers let each other open it by `memory.lend`.
+        traffic: of the tensors.
     """
 
     def __init__(
@@ -66,45 +99,37 @@ class Sums:
         bucket_bytes: int | None = None,
     ) -> None:
         self._peers = peers
-        self._rank = peers.rank
         self._layout = layout = Buckets(sizes, peers.size, bucket_bytes)
         self._rounds = SumRounds(peers.rank, workers, layout)
         self._filled = dict.fromkeys(sizes, 0)
         self._workers = workers
-        self._nodes = workers.nodes(self._rank)
-        self._memory = SumsMemory(peers, layout, workers, device)
-        self._unfilled = [[len(tensors) for tensors in layout.tensors] for _ in self._nodes]
+        self.memory = SumsMemory(peers, layout, workers, device)
+        of_node = [len(tensors) for tensors in layout.tensors]
+        self._unfilled = [list(of_node) for _ in workers.nodes(peers.rank)]
         self._trees: list[TreeSum[Tensor]] = list(map(self._new_tree, range(len(layout))))
-        self._transit = TransitTimes(max(sizes, default=-1) + 1)
-        self._bytes_out, self._bytes_in = [0] * len(layout), [0] * len(layout)
-        self._first_round = 0
-        """Of gradients. Values before it are not counted as traffic."""
-        self._work: deque[Work] = deque()
-        self._closing = False
+        self.traffic = BucketTraffic(layout)
+        self._adding = SerialExecutor(
+            f"add-{peers.rank}", self._adding_failed, threaded=True, timeout_s=peers.timeout_s
+        )
         peers.on("Part", 3, self._take_part)
         peers.on("Values", 2, self._take_values)
         peers.on("Mean", 2, self._take_mean)
-        self._thread = threading.Thread(target=self._run, name=f"add-{peers.rank}", daemon=True)
-        self._thread.start()
-
-    def lend(self) -> None:
-        """See `SumsMemory.lend`."""
-        self._memory.lend()
 
     def _new_tree(self, bucket: int) -> TreeSum[Tensor]:
         def add(left: Tensor, right: Tensor, node: Node) -> Tensor:
             if node != (0, self._workers.count):
                 return left.add_(right)
             halves = Halves(left, right, self._workers.count)
-            halves.write_mean(self._slice(self._rank, bucket), self._memory.own.means[bucket])
-            return self._memory.own.means[bucket]
+            mean = self.memory.own.means[bucket]
+            halves.write_mean(self._slice(self._peers.rank, bucket), mean)
+            return mean
 
         return TreeSum(self._workers.count, add)
 
     @property
     def nodes(self) -> int:
         """How often each tensor is filled in a round."""
-        return len(self._nodes)
+        return len(self._unfilled)
 
     def view(self, index: int) -> Tensor:
         """Return the memory for a tensor's next gradient in this round; call `filled` once it is
@@ -112,14 +137,14 @@ class Sums:
 
         The tensor's last mean must have been used.
         """
-        return self._memory.own.copies[self._filled[index]][self._layout.places[index]]
+        return self.memory.own.copies[self._filled[index]][self._layout.places[index]]
 
     def filled(self, index: int) -> None:
         """Note that the gradient is written. Buckets that are complete leave."""
         node = self._filled[index]
         self._filled[index] = (node + 1) % self.nodes
         if node == 0:
-            self._transit.depart(index)
+            self.traffic.transit.depart(index)
         unfilled = self._unfilled[node]
         for bucket in self._layout.of[index]:
             unfilled[bucket] -= 1
@@ -133,18 +158,17 @@ class Sums:
         with peers.monitor:
             number = rounds.begin(bucket) if node == 0 else rounds.round(bucket)
             self._send_slices("Part", bucket, number, node)
-            if self._rank in self._layout.owners(bucket):
-                of_tree = rounds.take_part(self._rank, bucket, number, node)
-                own = self._slice(self._rank, bucket, node)
-                self._work.append(partial(self._add, bucket, of_tree, own))
-            peers.monitor.notify()
+            if peers.rank in self._layout.owners(bucket):
+                of_tree = rounds.take_part(peers.rank, bucket, number, node)
+                own = self._slice(peers.rank, bucket, node)
+                self._adding.call(partial(self._add, bucket, of_tree, own))
         peers.links.wake()
 
     def expect_values(self) -> None:
         """Begin a round of rank 0's values. All workers do so before rank 0 sends them."""
         with self._peers.monitor:
             for bucket in range(len(self._layout)):
-                self._first_round = self._rounds.begin(bucket) + 1
+                self.traffic.first_round = self._rounds.begin(bucket) + 1
 
     def send_values(self, values: Mapping[int, Tensor]) -> None:
         """Send the values of tensors to all workers, from rank 0; they come as means.
@@ -152,14 +176,14 @@ class Sums:
         The values of other tensors are any numbers.
         """
         for index, value in values.items():
-            self._memory.own.copies[0][self._layout.places[index]].copy_(value)
+            self.memory.own.copies[0][self._layout.places[index]].copy_(value)
+        rank = self._peers.rank
         with self._peers.monitor:
             for bucket in range(len(self._layout)):
                 number = self._rounds.round(bucket)
                 self._send_slices("Values", bucket, number)
-                self._rounds.take_values(self._rank, bucket, number)
-                self._work.append(partial(self._pass_on, bucket, self._slice(self._rank, bucket)))
-            self._peers.monitor.notify()
+                self._rounds.take_values(rank, bucket, number)
+                self._adding.call(partial(self._pass_on, bucket, self._slice(rank, bucket)))
         self._peers.links.wake()
 
     def _send_slices(self, kind: str, bucket: int, number: int, node: int = 0) -> None:
@@ -175,16 +199,16 @@ class Sums:
     ) -> None:
         # the bucket that is complete last has what the next forward pass needs first
         priority = len(self._layout) - 1 - bucket
-        near = self._memory.lent.intersection(ranks)
+        near = self.memory.lent.intersection(ranks)
         far = [rank for rank in ranks if rank not in near]
         for receivers, payload in ((far, part.numpy().data.cast("B")), ([*near], b"")):
             if receivers:
                 self._peers.send(receivers, kind, *numbers, payload=payload, priority=priority)
-        if numbers[1] >= self._first_round:
-            self._bytes_out[bucket] += part.nbytes * len(ranks)
+        if numbers[1] >= self.traffic.first_round:
+            self.traffic.bytes_out[bucket] += part.nbytes * len(ranks)
 
     def _slice(self, owner: int, bucket: int, node: int = 0) -> Tensor:
-        return self._memory.own.copies[node][self._layout.slices[bucket][owner]]
+        return self.memory.own.copies[node][self._layout.slices[bucket][owner]]
 
     def mean(self, index: int, iteration: int) -> Tensor:
         """Wait for the mean of a tensor, and return it: it may be written to.
@@ -214,74 +238,38 @@ class Sums:
         self._peers.monitor.wait_for(
             has_come, f"the sum of iteration {iteration} did not arrive", hangs=hangs
         )
-        return self._memory.own.copies[0][self._layout.places[index]]
-
-    def traffic(self) -> dict[int, Traffic]:
-        """Return the traffic of each tensor: its part of the traffic of its buckets."""
-        return {
-            index: Traffic(
-                bytes_out=self._of_tensor(index, self._bytes_out),
-                bytes_in=self._of_tensor(index, self._bytes_in),
-                on_way_s=self._transit.total_s[index],
-            )
-            for index in self._layout.places
-        }
-
-    def _of_tensor(self, index: int, of_buckets: Sequence[int]) -> int:
-        layout, total = self._layout, 0
-        for bucket in layout.of[index]:
-            size = layout.slices[bucket][-1].stop - layout.slices[bucket][0].start
-            total += of_buckets[bucket] * layout.shared(index, bucket) // size
-        return total
+        return self.memory.own.copies[0][self._layout.places[index]]
 
     def close(self) -> None:
         """Stop to add. The connections close first."""
+        self._adding.close()
         with self._peers.monitor:
-            self._closing = True
-            self._peers.monitor.notify()
-        join_within(self._thread, self._peers.timeout_s)
-        with self._peers.monitor:
-            self._work.clear()
             self._trees.clear()
-            self._memory.close()
+            self.memory.close()
 
-    def _run(self) -> None:
-        prepare_thread()
-        try:
-            with torch.no_grad():
-                while (work := self._next_work()) is not None:
-                    work()
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            if not self._peers.monitor.closed:
-                self._peers.links.fail(as_server_error(error, "adding gradients failed"))
-
-    def _next_work(self) -> Work | None:
-        def found() -> tuple[Work | None] | None:
-            if self._work:
-                return (self._work.popleft(),)
-            return (None,) if self._closing else None
-
-        return self._peers.monitor.wait_for(found, "there is nothing to add", limited=False)[0]
+    def _adding_failed(self, error: Exception) -> None:
+        if not self._peers.monitor.closed:
+            self._peers.links.fail(as_server_error(error, "adding gradients failed"))
 
     # Messages, under the monitor.
 
     def _take_part(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         bucket, number, node = fields
-        part = self._tensor(sender, bucket, number, self._rank, payload, node)
+        part = self._tensor(sender, bucket, number, self._peers.rank, payload, node)
         of_tree = self._rounds.take_part(sender, bucket, number, node)
-        self._work.append(partial(self._add, bucket, of_tree, part))
+        self._adding.call(partial(self._add, bucket, of_tree, part))
 
     def _take_values(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         bucket, number = fields
-        values = self._tensor(sender, bucket, number, self._rank, payload)
+        values = self._tensor(sender, bucket, number, self._peers.rank, payload)
         self._rounds.take_values(sender, bucket, number)
-        self._work.append(partial(self._pass_on, bucket, values))
+        self._adding.call(partial(self._pass_on, bucket, values))
 
     def _take_mean(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         bucket, number = fields
         total = self._tensor(sender, bucket, number, sender, payload, None)
         place = self._rounds.take_mean(sender, bucket, number)
-        self._work.append(partial(self._put, bucket, place, total))
+        self._adding.call(partial(self._put, bucket, place, total))
 
     def _tensor(
         self,
@@ -304,13 +292,13 @@ class Sums:
         layout = self._layout
         own = layout.slices[bucket][owner] if 0 <= bucket < len(layout) else slice(0, 0)
         size, bytes_in = memoryview(payload).nbytes, FLOAT_BYTES * (own.stop - own.start)
-        lent = None if size else self._memory.opened.get(sender)
+        lent = None if size else self.memory.opened.get(sender)
         is_there = size == bytes_in if lent is None else (node or 0) in range(len(lent.copies))
         if not (bytes_in and is_there):
             name = self._peers.names([sender])
             raise RemoteProtocolError(f"{name} sends {size} bytes for bucket {bucket}")
-        if number >= self._first_round:
-            self._bytes_in[bucket] += bytes_in
+        if number >= self.traffic.first_round:
+            self.traffic.bytes_in[bucket] += bytes_in
         if lent is not None:
             return lent.means[bucket] if node is None else lent.copies[node][own]
         return as_tensor(np.frombuffer(payload, dtype="<f4"))
@@ -323,30 +311,30 @@ class Sums:
         if tree.put(node, part) != root:
             return
         if node == root:  # one process computes for all virtual workers
-            self._memory.own.means[bucket].copy_(part.div_(root.stop))
+            self.memory.own.means[bucket].copy_(part.div_(root.stop))
         self._trees[bucket] = self._new_tree(bucket)
         self._send_mean(bucket)
 
     def _pass_on(self, bucket: int, values: Tensor) -> None:
         """Send values as this worker's slice of the mean."""
-        self._slice(self._rank, bucket).copy_(self._memory.own.means[bucket].copy_(values))
+        own = self.memory.own.means[bucket].copy_(values)
+        self._slice(self._peers.rank, bucket).copy_(own)
         self._send_mean(bucket)
 
     def _send_mean(self, bucket: int) -> None:
         """Send this worker's slice of the mean, which is in its place, to all others."""
         peers, number = self._peers, self._rounds.round(bucket)
         with peers.monitor:
-            self._rounds.take_mean(self._rank, bucket, number)
+            self._rounds.take_mean(peers.rank, bucket, number)
             if peers.others:
-                self._send(
-                    peers.others, "Mean", bucket, (bucket, number), self._memory.own.means[bucket]
-                )
+                mean = self.memory.own.means[bucket]
+                self._send(peers.others, "Mean", bucket, (bucket, number), mean)
         peers.links.wake()
         self._note_in_place(bucket)
 
     def _put(self, bucket: int, place: slice, mean: Tensor) -> None:
         """Put another owner's slice in its place."""
-        self._memory.own.copies[0][place].copy_(mean)
+        self.memory.own.copies[0][place].copy_(mean)
         self._note_in_place(bucket)
 
     def _note_in_place(self, bucket: int) -> None:
@@ -354,5 +342,5 @@ class Sums:
             if self._rounds.put(bucket):
                 for index in self._layout.tensors[bucket]:
                     if all(self._rounds.has_ended(each) for each in self._layout.of[index]):
-                        self._transit.arrive(index)
+                        self.traffic.transit.arrive(index)
                 self._peers.monitor.notify()

@@ -279,7 +279,7 @@ def _sums(
     try:
         offers = _collect(client, {"sums": peers.links.address}, whole=False)
         peers.links.connect(offered_addresses(offers, "sums"))
-        sums.lend()
+        sums.memory.lend()
         yield exchange
         client.barrier()  # a worker that leaves at once ends sums that others still wait for
     finally:

@@ -8,11 +8,12 @@ noticed.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -127,12 +128,14 @@ def simulate(world: World) -> None:
         raise Violation("a worker waits in vain for another one whose connection was lost")
 
 
-class _NoThread:
-    """Stands for the thread that adds: a task makes its steps."""
+class _Work:
+    """Stands for the executor that adds: a task makes its calls."""
 
-    def __init__(self, **_: object) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None:
+        self.calls: deque[Callable[[], None]] = deque()
 
-    def start(self) -> None: ...
+    def call(self, function: Callable[[], None]) -> None:
+        self.calls.append(function)
 
 
 class _Worker:
@@ -149,7 +152,7 @@ class _Worker:
         self._wire = SimulatedWire(fabric, process)
         network = Network(rank=rank, size=settings.processes, token=b"secret", wire=self._wire)
         self._peers = Peers.over_network(network)
-        with patch.object(sums_module, "threading", SimpleNamespace(Thread=_NoThread)):
+        with patch.object(sums_module, "SerialExecutor", _Work):
             self._sums = Sums(
                 dict(reversed(list(enumerate(settings.sizes)))),
                 self._peers,
@@ -157,6 +160,7 @@ class _Worker:
                 HOST,
                 bucket_bytes=settings.bucket_bytes,
             )
+        self._work = cast(_Work, self._sums._adding).calls
         self._closing = self._left = False
 
     def run(self) -> Waits:
@@ -236,15 +240,14 @@ class _Worker:
         buckets, workers = len(self._sums._layout), self._job.settings.workers
         most = 2 * buckets * (workers.count + self._job.settings.processes)
         queued = max((len(each) for each in self._peers.links._outboxes.values()), default=0)
-        if max(queued, len(self._sums._work)) > most:
+        if max(queued, len(self._work)) > most:
             raise Violation(f"{queued} messages of worker {self._rank} wait to be sent")
 
     def _add(self) -> Waits:
         """What the thread of the sums does."""
-        sums = self._sums
 
         def found() -> object:
-            return sums._work.popleft() if sums._work else (self._closing or None)
+            return self._work.popleft() if self._work else (self._closing or None)
 
         while (work := (yield from self._wait_for(found, "work", RUN_S))) is not True:
             yield self._random.random() * 0.002

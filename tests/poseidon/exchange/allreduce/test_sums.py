@@ -56,9 +56,9 @@ def together(
     for peers, _ in ends:
         peers.links.connect(addresses)
     for _, sums in ends if lend else ():
-        sums.lend()
+        sums.memory.lend()
     if lend:
-        opened = lambda: all(len(sums._memory.lent) == len(ends) - 1 for _, sums in ends)  # noqa: E731
+        opened = lambda: all(len(sums.memory.lent) == len(ends) - 1 for _, sums in ends)  # noqa: E731
         until(opened, "the workers have not opened each other's memory", 20.0)
 
     def run(rank: int) -> None:
@@ -142,13 +142,15 @@ def test_values_of_rank_0_come_to_all_and_count_as_no_traffic(encrypted: bool) -
                 sums.send_values({index: gradient(0, round_, index) for index in SIZES})
             for index in SIZES:
                 assert torch.equal(sums.mean(index, 0), gradient(0, round_, index))
-        assert all(not one.bytes_out and not one.bytes_in for one in sums.traffic().values())
+        assert all(
+            not one.bytes_out and not one.bytes_in for one in sums.traffic.of_tensors().values()
+        )
         ready.wait()
         for index in SIZES:
             sums.view(index).fill_(rank)
             sums.filled(index)
         assert all(sums.mean(index, 0).eq(1).all() for index in SIZES)
-        moved = sum(one.bytes_out + one.bytes_in for one in sums.traffic().values())
+        moved = sum(one.bytes_out + one.bytes_in for one in sums.traffic.of_tensors().values())
         whole = 4 * sum(SIZES.values())
         assert abs(moved - 2 * 2 * whole * 2 / 3) < 100  # 2 (P - 1) / P each way, in whole elements
 
