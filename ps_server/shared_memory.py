@@ -297,11 +297,10 @@ class WorkerSharedMemory(SharedMemory[int]):
 
     def _offer(self, shard: int, slots: int, slot_bytes: int) -> MemoryOffer:
         layout = Layout(NONCE_BYTES, slots, slot_bytes)
-        file, memory = new_memory(layout.total_bytes)
-        memory[:NONCE_BYTES] = secrets.token_bytes(NONCE_BYTES)
-        self._files[shard] = file
+        nonce = new_nonce()
+        self._files[shard], memory = new_memory(layout.total_bytes, nonce)
         self._reading[shard] = Segment(memory, layout, sender=_WORKER)
-        return MemoryOffer(os.getpid(), file, memory[:NONCE_BYTES], slots, slot_bytes)
+        return MemoryOffer(os.getpid(), self._files[shard], nonce, slots, slot_bytes)
 
     def answered(self, shard: int, answer: MemoryAnswer) -> None:
         """Use the memory that a shard has opened; let go of memory that it has not.
@@ -345,8 +344,8 @@ class ShardSharedMemory(SharedMemory[bytes]):
         if peer in self._reading:
             raise RemoteProtocolError("memory is offered once")
         layout = Layout(NONCE_BYTES, offer.slots, offer.slot_bytes)
-        memory = open_memory(offer.process, offer.file, layout.total_bytes)
-        if memory is None or not hmac.compare_digest(memory[:NONCE_BYTES], offer.nonce):
+        memory = open_memory(offer.process, offer.file, layout.total_bytes, offer.nonce)
+        if memory is None:
             return MemoryAnswer(opened=False)
         self._writing[peer] = self._reading[peer] = Segment(memory, layout, sender=_SHARD)
         return MemoryAnswer(opened=True)
@@ -368,8 +367,14 @@ def is_local(address: str) -> bool:
     return True
 
 
-def new_memory(size: int) -> tuple[int, mmap.mmap]:
-    """Make memory without a name, all zero, of which a page is taken when it is first written to.
+def new_nonce() -> bytes:
+    """Return what memory begins with, so that it is not taken for different memory."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def new_memory(size: int, nonce: bytes = b"") -> tuple[int, mmap.mmap]:
+    """Make memory without a name that begins with a nonce, and is zero besides. A page of it is
+    taken when it is first written to.
 
     Returns:
         Its file, to be closed, and itself.
@@ -382,15 +387,19 @@ def new_memory(size: int) -> tuple[int, mmap.mmap]:
     try:
         os.ftruncate(file, size)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, _seals())
-        return file, mmap.mmap(file, size)
+        memory = mmap.mmap(file, size)
+        memory[: len(nonce)] = nonce
+        return file, memory
     except BaseException:
         os.close(file)
         raise
 
 
-def open_memory(process: int, file: int, size: int) -> mmap.mmap | None:
+def open_memory(
+    process: int, file: int, size: int, nonce: Buffer | None = None
+) -> mmap.mmap | None:
     """Open what `new_memory` made in another process of this host and user;
-    None where there is nothing of that kind.
+    None where there is nothing of that kind, or it does not begin with the nonce.
     """
     link = f"/proc/{process}/fd/{file}"
     try:
@@ -404,7 +413,9 @@ def open_memory(process: int, file: int, size: int) -> mmap.mmap | None:
         is_ours = status.st_uid == os.geteuid() and status.st_size == size
         if not is_ours or fcntl.fcntl(opened, fcntl.F_GET_SEALS) & seals != seals:
             return None
-        return mmap.mmap(opened, size)
+        memory = mmap.mmap(opened, size)
+        is_meant = nonce is None or hmac.compare_digest(memory[:NONCE_BYTES], nonce)
+        return memory if is_meant else None
     except (OSError, ValueError):
         return None
     finally:

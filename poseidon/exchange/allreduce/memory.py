@@ -9,10 +9,8 @@ stays valid until its last view is gone, however its owner ended.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import mmap
 import os
-import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ from poseidon.exchange.device import Device
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from ps_server.shared_memory import NONCE_BYTES, PAGE_BYTES, new_memory, open_memory
+from ps_server.shared_memory import PAGE_BYTES, new_memory, new_nonce, open_memory
 from ps_server.transport.base import Buffer
 
 
@@ -76,8 +74,8 @@ class SumsMemory:
             return
         # AttributeError: a system without memfd
         with contextlib.suppress(OSError, AttributeError), self._peers.monitor:
-            self._file, memory = new_memory(self._lent_bytes(self._peers.rank))
-            memory[:NONCE_BYTES] = nonce = secrets.token_bytes(NONCE_BYTES)
+            nonce = new_nonce()
+            self._file, memory = new_memory(self._lent_bytes(self._peers.rank), nonce)
             self.own = self._views(_floats_in(memory), self._peers.rank)
             where = os.getpid(), self._file
             self._peers.send(near, "Memory", *where, payload=nonce)
@@ -114,8 +112,9 @@ class SumsMemory:
 
     def _open(self, sender: int, fields: Sequence[int], nonce: Buffer) -> None:
         process, file = fields
-        memory = open_memory(process, file, self._lent_bytes(sender)) if self._is_host else None
-        if memory is not None and hmac.compare_digest(memory[:NONCE_BYTES], nonce):
+        size = self._lent_bytes(sender)
+        memory = open_memory(process, file, size, nonce) if self._is_host else None
+        if memory is not None:
             self.opened[sender] = self._views(_floats_in(memory), sender)
             self._peers.send([sender], "Opened", payload=b"")
 
