@@ -70,8 +70,8 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         self._step = Step(settings.start_clock, (0.0,))
         self.state = LocalHistories(dict(enumerate(tensors)), replicated=False)
         if by_factors:
-            self._scratch = Scratch(self._flat[0].device)
-            self._kernel = common_kernel([arithmetic_sample(tensors)], required=True)
+            kernel = common_kernel([arithmetic_sample(tensors)], required=True)
+            self._scratch = Scratch(self._flat[0].device, kernel)
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         self.state.load(histories)
@@ -196,7 +196,6 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
             step=self._step.iteration,
             scale=scale,
             scratch=self._scratch,
-            kernel=self._kernel,
         )
 
     def settle(self, clock: int) -> None:

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 import torch
@@ -122,6 +122,19 @@ class Device(ABC):
             self.wait(after)
             to.copy_(source, non_blocking=True)
             return self.event()
+
+
+class Streams(NamedTuple):
+    """A device, with streams for work beside the current one: copies out of it, and into it."""
+
+    device: Device
+    out: Any
+    into: Any
+
+    @classmethod
+    def of(cls, device: Device) -> Streams:
+        """Return new streams."""
+        return cls(device, device.stream(), device.stream())
 
 
 class _Done:

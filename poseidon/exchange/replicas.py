@@ -69,7 +69,6 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> ArithmeticSample:
     It takes some milliseconds.
     """
     device = tensors[0].tensor.device if tensors else torch.device("cpu")
-    scratch = Scratch(device)
     u_BN = _numbers(SAMPLE_ROWS, SAMPLE_OUTPUTS).to(device)
     v_BM = _numbers(SAMPLE_ROWS, SAMPLE_INPUTS).to(device)
     products = {}
@@ -90,8 +89,7 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> ArithmeticSample:
             rate=1.0,
             step=0,
             scale=1.0,
-            scratch=scratch,
-            kernel=kernel,
+            scratch=Scratch(device, kernel),
         )
         products[kernel.value] = checksum(product)
     kinds = sorted({t.rule.kind for t in tensors} - {RuleKind.MEAN}, key=lambda kind: kind.value)

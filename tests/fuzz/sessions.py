@@ -256,13 +256,14 @@ def _session(answers: Sequence[Packet]) -> Session:
 def factor_connection(messages: int, random: Random) -> Report:
     """Send any message to a worker, as an unauthenticated peer or as a worker that has joined."""
 
-    def pair(table: FactorTable) -> Pair:
+    def pair_for(table: FactorTable) -> Pair:
         ones = np.ones((2, table.outputs), np.float32), np.ones((2, table.inputs), np.float32)
         return pair_of(*ones)
 
     own = FactorSession(1, WORKERS, FACTORS)
-    sent = [own.send(table, pair(spec)) for _ in range(3) for table, spec in enumerate(FACTORS)]
-    messages_of_peers = (*map(frames_of, sent), join_message(1, b"a guess"), LEAVE_MESSAGE)
+    pairs = [(table, pair_for(spec)) for _ in range(3) for table, spec in enumerate(FACTORS)]
+    sent = [frames_of(table, own.send(table, pair), pair) for table, pair in pairs]
+    messages_of_peers = (*sent, join_message(1, b"a guess"), LEAVE_MESSAGE)
     legal = [[bytes(frame) for frame in frames] for frames in messages_of_peers]
     hostile = Hostile(random, legal)
     memory, refused, half = Memory(), 0, -(-messages // 2)

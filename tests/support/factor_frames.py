@@ -6,7 +6,7 @@ import msgpack
 import numpy as np
 
 from poseidon.exchange.base import Array
-from poseidon.exchange.factors.factor_rounds import Factors, Pair
+from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.worker_links import VERSION
 
 
@@ -16,7 +16,7 @@ def pair_of(u: Array, v: Array) -> Pair:
     return Pair.over(flat, len(u), u.shape[1], v.shape[1])
 
 
-def frames_of(factors: Factors) -> list[bytes]:
+def frames_of(table: int, clock: int, pair: Pair) -> list[bytes]:
     """Return the frames of a message, without the empty one of a shared link."""
-    header = [VERSION, "Factors", factors.table, factors.clock, len(factors.pair.u)]
-    return [msgpack.packb(header), factors.pair.flat.tobytes()]
+    header = [VERSION, "Factors", table, clock, len(pair.u)]
+    return [msgpack.packb(header), pair.flat.tobytes()]

@@ -18,7 +18,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from poseidon import __version__
 from poseidon.cluster.agent.messages import REPORTS, Exited, Heartbeat, Join
-from poseidon.exchange.factors.factor_rounds import Factors
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server import StoreSpec, TableSpec
 from ps_server.protocol.frames import encode
@@ -43,7 +42,7 @@ def every_request_without_keys() -> list[Packet]:
     ones = np.ones((1, 1), np.float32)
     store = StoreSpec(workers=2, shards=1, tables=(TableSpec(name="w", size=4),))
     sent = [encode(message) for message in every_request(store, TOKEN)]
-    sent += [join_message(1, TOKEN), frames_of(Factors(0, 0, pair_of(ones, ones))), LEAVE_MESSAGE]
+    sent += [join_message(1, TOKEN), frames_of(0, 0, pair_of(ones, ones)), LEAVE_MESSAGE]
     join = Join(
         version=__version__, rank=1, size=2, local_rank=0, address="127.0.0.1", host="stranger"
     )

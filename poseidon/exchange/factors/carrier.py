@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +28,13 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import FactoredCarrier, LocalHistories, SharedNorm, Step
-from poseidon.exchange.device import Event, device_of
+from poseidon.exchange.device import Event, Streams, device_of
 from poseidon.exchange.factors.factor_rounds import FactorPeers, FactorSession, FactorTable, Pair
-from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
-from poseidon.exchange.factors.weight import FactorWeight, RoundStep
+from poseidon.exchange.factors.products import Scratch, factors_sum_of_squares
+from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.observer import Traffic, TransitTimes
+from poseidon.exchange.observer import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor, join_within
 from ps_server.errors import as_server_error
@@ -68,24 +68,16 @@ class FactorCarrier(FactoredCarrier):
     ) -> None:
         self.indices = tuple(sorted(tensors))
         self.by_factors = frozenset(tensors)
-        self._tensors = tensors
         self._settings = settings
-        network, staleness = member.network, member.options.staleness
-        self._trace = trace
-        self._flights = TransitTimes(len(tensors))
+        self._member = member
+        network, self._staleness = member.network, member.options.staleness
         self._workers = member.placed.count
-        self._rank = network.rank
-        self._staleness = staleness
-        self._weight = member.weight if staleness else 1.0
         self._control = control
         self._norms = norms
-        self._equal_bits = member.equal_bits
-        self._iteration = self._start_clock = settings.start_clock
+        self._iteration = settings.start_clock
         device = next(iter(tensors.values())).tensor.device
-        self._device = device_of(device)
-        self._out, self._side = self._device.stream(), self._device.stream()
+        self._streams = Streams.of(device_of(device))
         self._scratch = Scratch(device)
-        self._kernel = Kernel.FUSED
         self.state = FactorState(tensors)
         self._weights = {
             index: FactorWeight(
@@ -93,30 +85,24 @@ class FactorCarrier(FactoredCarrier):
                 tensors[index],
                 self.state.of[index],
                 clock=settings.start_clock,
-                staleness=staleness,
-                device=self._device,
+                staleness=self._staleness,
                 scratch=self._scratch,
             )
             for table, index in enumerate(self.indices)
         }
-        if staleness:
-            self.state.bases = {f"{w.name}, base": w.base for w in self._weights.values()}
+        weights = self._weights.values()
+        if self._staleness:
+            self.state.bases = {f"{w.trained.name}, base": w.base for w in weights}
         tables = [
-            FactorTable(
-                name=w.name,
-                outputs=w.tensor.shape[0],
-                inputs=w.tensor.shape[1],
-                staleness=staleness,
-            )
-            for w in self._weights.values()
+            FactorTable(w.trained.name, w.tensor.shape[0], w.tensor.shape[1], self._staleness)
+            for w in weights
         ]
         session = FactorSession(network.rank, network.size, tables, settings.start_clock)
         self.peers = FactorPeers(session, network, trace=trace, link=link)
-        self._timeout_s = network.timeout_s
         self._in_order = SerialExecutor(
             f"factors-out-{network.rank}",
             self._sending_failed,
-            threaded=not self._device.is_host,
+            threaded=not self._streams.device.is_host,
             timeout_s=network.timeout_s,
         )
         self._copies: list[Event] = []
@@ -131,9 +117,10 @@ class FactorCarrier(FactoredCarrier):
         addresses: list[str] = []
         if clock is None:
             offer = {"factors": self.peers.links.address}
-            offers, samples = introduce(self._control, list(self._tensors.values()), offer)
+            trained = [weight.trained for weight in self._weights.values()]
+            offers, samples = introduce(self._control, trained, offer)
             addresses = offered_addresses(offers, "factors")
-            self._kernel = common_kernel(samples, required=self._equal_bits)
+            self._scratch.kernel = common_kernel(samples, required=self._member.equal_bits)
         else:
             self._rewind(clock)
         for weight in self._weights.values():
@@ -149,7 +136,7 @@ class FactorCarrier(FactoredCarrier):
     def _rewind(self, clock: int) -> None:
         """Begin at a different clock, before any worker has sent a pair."""
         with self.peers.monitor:
-            self._iteration = self._start_clock = clock
+            self._iteration = clock
             session = self.peers.session
             self.peers.session = FactorSession(session.rank, session.workers, session.tables, clock)
             for weight in self._weights.values():
@@ -159,14 +146,15 @@ class FactorCarrier(FactoredCarrier):
         with self.peers.monitor:
             self._iteration = step.iteration
             for weight in self._weights.values():
-                weight.progress.start(step.iteration, step.rates[weight.rate_index])
+                weight.progress.start(step.iteration, step.rates[weight.trained.rate_index])
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        weight, iteration, ready = self._weights[index], self._iteration, self._device.event()
+        weight, iteration = self._weights[index], self._iteration
+        ready = self._streams.device.event()
         with self.peers.monitor:
             weight.progress.hand_in(iteration)
-        self._flights.depart(weight.table)
-        pair, copied = weight.copy(iteration, u_KN, v_KM, self._out, ready)
+        self.peers.transit.depart(weight.table)
+        pair, copied = weight.copy(iteration, u_KN, v_KM, self._streams.out, ready)
         self._copies.append(copied)
 
         def send() -> None:
@@ -182,13 +170,14 @@ class FactorCarrier(FactoredCarrier):
         self._in_order.call(send)
 
     def _broadcast(self, weight: FactorWeight, pair: Pair, limit: float) -> None:
-        if (scale := limit * self._weight) != 1.0:
+        if (scale := limit * (self._member.weight if self._staleness else 1.0)) != 1.0:
             pair.u[:] *= scale
         self.peers.broadcast(weight.table, pair)
 
     def release(self, index: int) -> None:
         with self.peers.monitor:
-            self._weights[index].progress.release(self._iteration, self._device.event())
+            left = self._streams.device.event()
+            self._weights[index].progress.release(self._iteration, left)
             self.peers.monitor.notify()
 
     def wait(self, index: int) -> None:
@@ -214,7 +203,7 @@ class FactorCarrier(FactoredCarrier):
             if weight.progress.released <= self._iteration:
                 self.release(index)
         for copied in self._copies:  # the factors' memory may be written to from here on
-            self._device.wait(copied)
+            self._streams.device.wait(copied)
         self._copies.clear()
         self._iteration += 1  # `wait` needs the round that has just left
 
@@ -223,15 +212,7 @@ class FactorCarrier(FactoredCarrier):
             self._wait(index, clock)
 
     def traffic(self) -> Mapping[int, Traffic]:
-        peers = self.peers
-        return {
-            index: Traffic(
-                bytes_out=peers.bytes_out[w.table],
-                bytes_in=peers.bytes_in[w.table],
-                on_way_s=self._flights.total_s[w.table],
-            )
-            for index, w in self._weights.items()
-        }
+        return {index: self.peers.traffic(w.table) for index, w in self._weights.items()}
 
     def close(self) -> None:
         if self._closing:
@@ -240,17 +221,16 @@ class FactorCarrier(FactoredCarrier):
         self._in_order.close()
         self.peers.links.close()
         if self._thread.ident is not None:
-            join_within(self._thread, self._timeout_s)
+            join_within(self._thread, self._member.network.timeout_s)
 
     def _wait(self, index: int, clock: int) -> None:
         weight = self._weights[index]
-        clock = max(clock, self._start_clock)
         self.peers.wait_for(
             lambda: True if weight.progress.applied >= clock else None,
-            f"the factors of '{weight.name}' of iteration {clock - 1} did not arrive",
+            f"the factors of '{weight.trained.name}' of iteration {clock - 1} did not arrive",
             table=weight.table,
         )
-        self._device.wait(weight.progress.done)
+        self._streams.device.wait(weight.progress.done)
         if self._staleness:
             with self._rebuilding:
                 self._publish(weight)
@@ -261,7 +241,7 @@ class FactorCarrier(FactoredCarrier):
     def _rebuild(self) -> None:
         prepare_thread()
         try:
-            with torch.no_grad(), self._device.on(self._side):
+            with torch.no_grad(), self._streams.device.on(self._streams.into):
                 while self._rebuild_next():
                     pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
@@ -304,8 +284,8 @@ class FactorCarrier(FactoredCarrier):
         return [] if self._is_limited and len(ready) < len(self._weights) else ready
 
     def _limit(self, rounds: Sequence[_Stacked]) -> float:
-        clock = rounds[0].clock
-        if self._rank == 0:
+        clock = rounds[0].weight.progress.applied
+        if self._member.network.rank == 0:
             squares = [factors_sum_of_squares(r.u_BN, r.v_BM) / self._workers**2 for r in rounds]
             self._norms.add("factors", clock, squares)
         return clip_factor(self._norms.total(clock), self._settings.clip)
@@ -313,31 +293,26 @@ class FactorCarrier(FactoredCarrier):
     def _take(self, weight: FactorWeight) -> _Stacked:
         """Take the weight's next round, and stack its pairs on the weight's device."""
         with self.peers.monitor:
-            taken = self.peers.session.take(weight.table)
-            assert taken is not None
-            step = weight.progress.begin_round(taken.clock)
+            pairs = self.peers.session.take(weight.table)
+            assert pairs is not None
+            rate = weight.progress.begin_round()
         outputs, inputs = weight.tensor.shape
         name = str(weight.table) if self._settings.clip is not None else ""
-        self._device.wait(step.left)
-        return _Stacked(
-            weight=weight,
-            clock=taken.clock,
-            step=step,
-            u_BN=self._scratch.stack(f"u{name}", [pair.u for pair in taken.pairs], outputs),
-            v_BM=self._scratch.stack(f"v{name}", [pair.v for pair in taken.pairs], inputs),
-        )
+        self._streams.device.wait(weight.progress.left)
+        u_BN = self._scratch.stack(f"u{name}", [pair.u for pair in pairs], outputs)
+        v_BM = self._scratch.stack(f"v{name}", [pair.v for pair in pairs], inputs)
+        return _Stacked(weight, rate, u_BN, v_BM)
 
     def _apply(self, stacked: _Stacked, limit: float) -> None:
-        weight, clock, step = stacked.weight, stacked.clock, stacked.step
-        began_ns = self._trace.now()
+        weight, rate, u_BN, v_BM = stacked
+        trace, began_ns = self.peers.trace, self.peers.trace.now()
         scale = limit * self._settings.gradient_scale / self._workers
-        weight.apply(
-            clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self._kernel
-        )
-        done = self._device.event()
+        weight.apply(u_BN, v_BM, rate=rate, scale=scale)
+        done = self._streams.device.event()
         done.synchronize()  # the rounds' memory on the host may go
-        self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=clock)
-        self._flights.arrive(weight.table)
+        name, clock = weight.trained.name, weight.progress.applied
+        trace.span(Track.REBUILD, "apply", name, began_ns, clock=clock)
+        self.peers.transit.arrive(weight.table)
         with self.peers.monitor:
             weight.progress.end_round(done)
             self.peers.monitor.notify()
@@ -351,22 +326,23 @@ class FactorCarrier(FactoredCarrier):
                 for clock, pair in self.peers.session.own(weight.table)
                 if clock >= progress.applied
             ]
-        scale, ready = self._settings.gradient_scale / self._workers, self._device.event()
+        device, _, side = self._streams
+        scale, ready = self._settings.gradient_scale / self._workers, device.event()
         # where rounds are applied: they use the same memory
-        with torch.no_grad(), self._device.on(self._side):
-            self._device.wait(ready)
-            weight.replay(own, scale=scale, kernel=self._kernel)
-            done = self._device.event()
-        self._device.wait(done)
+        with torch.no_grad(), device.on(side):
+            device.wait(ready)
+            weight.replay(own, scale=scale)
+            done = device.event()
+        device.wait(done)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stacked:
-    """A round of a weight with its pairs below each other, on the weight's device."""
+class _Stacked(NamedTuple):
+    """The next round of a weight with its pairs below each other, on the weight's device, and the
+    solver's rate of its iteration.
+    """
 
     weight: FactorWeight
-    clock: int
-    step: RoundStep
+    rate: float
     u_BN: Tensor
     v_BM: Tensor
 

@@ -18,12 +18,12 @@ A round is the pairs of all workers for one table and one iteration. Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from poseidon.exchange.base import Array
+from poseidon.exchange.observer import Traffic, TransitTimes
 from poseidon.exchange.peers import Peers
 from ps_server import RemoteProtocolError
 from ps_server.link import LinkPriority
@@ -66,15 +66,7 @@ class Pair(NamedTuple):
         return cls.over(np.frombuffer(payload, "<f4"), rows, outputs, inputs)
 
 
-class FactorRound(NamedTuple):
-    """All workers' pairs of iteration `clock`, by rank."""
-
-    clock: int
-    pairs: tuple[Pair, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactorTable:
+class FactorTable(NamedTuple):
     """A weight that travels as factors.
 
     Args:
@@ -87,15 +79,6 @@ class FactorTable:
     outputs: int
     inputs: int
     staleness: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """The sender's pair for a table in iteration `clock`."""
-
-    table: int
-    clock: int
-    pair: Pair
 
 
 class _Rounds:
@@ -123,40 +106,35 @@ class FactorSession:
         self.tables = tuple(tables)
         self._rounds = [_Rounds(workers, start_clock) for _ in tables]
 
-    def send(self, table: int, pair: Pair) -> Factors:
-        """Store this worker's own next pair; return the message for every other worker."""
-        clock = self._rounds[table].sent[self.rank]
-        self._store(self.rank, table, pair)
-        return Factors(table, clock, pair)
+    def send(self, table: int, pair: Pair) -> int:
+        """Store this worker's own next pair, to be sent to every other; return its iteration."""
+        return self._store(self.rank, table, pair)
 
-    def receive(self, sender: int, factors: Factors) -> None:
-        """Store another worker's pair, which fits its table.
+    def receive(self, sender: int, table: int, clock: int, pair: Pair) -> None:
+        """Store another worker's pair of an iteration, which fits its table.
 
         Raises:
             RemoteProtocolError: it is not that worker's next pair; nothing is changed.
         """
-        rounds, spec = self._rounds[factors.table], self.tables[factors.table]
-        if factors.clock != rounds.sent[sender]:
+        rounds, spec = self._rounds[table], self.tables[table]
+        if clock != rounds.sent[sender]:
             raise RemoteProtocolError(
-                f"worker {sender} sent factors of '{spec.name}' for iteration {factors.clock}; "
+                f"worker {sender} sent factors of '{spec.name}' for iteration {clock}; "
                 f"expected {rounds.sent[sender]}"
             )
-        if factors.clock > rounds.sent[self.rank] + spec.staleness:
+        if clock > rounds.sent[self.rank] + spec.staleness:
             raise RemoteProtocolError(
                 f"worker {sender} is too far ahead with factors of '{spec.name}'"
             )
-        self._store(sender, factors.table, factors.pair)
+        self._store(sender, table, pair)
 
-    def take(self, table: int) -> FactorRound | None:
-        """Take the next round, once it has every worker's pair."""
+    def take(self, table: int) -> list[Pair] | None:
+        """Take the next round, once it has every worker's pair: by rank."""
         rounds = self._rounds[table]
-        pairs = rounds.open.get(rounds.taken)
-        complete = tuple(pair for pair in pairs or () if pair is not None)
-        if len(complete) < self.workers:
+        if not self.is_ready(table):
             return None
-        del rounds.open[rounds.taken]
         rounds.taken += 1
-        return FactorRound(rounds.taken - 1, complete)
+        return [pair for pair in rounds.open.pop(rounds.taken - 1) if pair is not None]
 
     def is_ready(self, table: int) -> bool:
         """Return whether `take` would return a round."""
@@ -174,11 +152,12 @@ class FactorSession:
         rounds = self._rounds[table]
         return [worker for worker, sent in enumerate(rounds.sent) if sent <= rounds.taken]
 
-    def _store(self, worker: int, table: int, pair: Pair) -> None:
+    def _store(self, worker: int, table: int, pair: Pair) -> int:
         rounds = self._rounds[table]
         clock = rounds.sent[worker]
         rounds.open.setdefault(clock, [None] * self.workers)[worker] = pair
         rounds.sent[worker] += 1
+        return clock
 
 
 T = TypeVar("T")
@@ -193,6 +172,7 @@ class FactorPeers:
 
     Attributes:
         monitor: guards the session and what is to be sent.
+        transit: the times in transit by table.
     """
 
     def __init__(
@@ -210,7 +190,8 @@ class FactorPeers:
         self.links, self.monitor = self.peers.links, self.peers.monitor
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
-        self._trace = trace
+        self.transit = TransitTimes(len(session.tables))
+        self.trace = trace
 
     def broadcast(self, table: int, pair: Pair) -> None:
         """Send this worker's next pair of a table to every other; returns at once.
@@ -221,7 +202,7 @@ class FactorPeers:
         """
         with self.monitor:
             self.monitor.check()
-            clock, others = self.session.send(table, pair).clock, self.peers.others
+            clock, others = self.session.send(table, pair), self.peers.others
             payload = pair.flat.data.cast("B")
             self.peers.send(
                 others, "Factors", table, clock, len(pair.u), payload=payload, priority=table
@@ -229,6 +210,14 @@ class FactorPeers:
             self.bytes_out[table] += pair.flat.nbytes * len(others)
             self.monitor.notify()
         self.links.wake()
+
+    def traffic(self, table: int) -> Traffic:
+        """Return the traffic of a table."""
+        return Traffic(
+            bytes_out=self.bytes_out[table],
+            bytes_in=self.bytes_in[table],
+            on_way_s=self.transit.total_s[table],
+        )
 
     def wait_for(self, question: Callable[[], T | None], otherwise: str, *, table: int) -> T:
         """Wait until `question` has an answer, and return it (`Monitor.wait_for`).
@@ -251,16 +240,16 @@ class FactorPeers:
         return self.monitor.wait_for(question, otherwise, hangs=hangs)
 
     def _receive(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
-        began_ns = self._trace.now()
+        began_ns = self.trace.now()
         table, clock, rows = fields
         if not 0 <= table < len(self.session.tables):
             raise RemoteProtocolError(f"worker {sender} sends factors of a table that is not there")
         spec = self.session.tables[table]
         pair = Pair.received(payload, rows, spec.outputs, spec.inputs)
-        self.session.receive(sender, Factors(table, clock, pair))
+        self.session.receive(sender, table, clock, pair)
         self.bytes_in[table] += pair.flat.nbytes
-        self._trace.span(Track.FACTORS, "receive", spec.name, began_ns, worker=sender, clock=clock)
+        self.trace.span(Track.FACTORS, "receive", spec.name, began_ns, worker=sender, clock=clock)
 
     def _note_sent(self, table: int, receiver: int, began_ns: int) -> None:
         name = self.session.tables[table].name
-        self._trace.span(Track.FACTORS, "send", name, began_ns, worker=receiver)
+        self.trace.span(Track.FACTORS, "send", name, began_ns, worker=receiver)

@@ -49,12 +49,32 @@ DEVICE_TILE_ELEMENTS = 2**20
 """On an accelerator, of whole rows: each tile costs some launches."""
 
 
+class Kernel(Enum):
+    """How a tile of u^T v is computed. Members are in order of preference: the fastest first."""
+
+    FUSED = "fused"
+    """Blocks of `BLOCK_ROWS` rows, one after another.
+
+    On a CPU oneDNN computes a block, each element as one chain of fused multiply-adds in the order
+    of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included. On a GPU
+    cuBLAS computes it: the same bits on GPUs of one model.
+    """
+    PORTABLE = "portable"
+    """Row by row, a rounded multiplication and a rounded addition: the same bits on every
+    processor that keeps to IEEE 754, 5 to 13 times slower.
+    """
+
+
 class Scratch:
     """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that
     is needed.
+
+    Attributes:
+        kernel: how products are computed in it; the same on all workers.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kernel: Kernel = Kernel.FUSED) -> None:
+        self.kernel = kernel
         self._device = device
         self._memory: dict[str, Tensor] = {}
 
@@ -108,22 +128,6 @@ class Scratch:
         return memory[: rows * columns].view(rows, columns)
 
 
-class Kernel(Enum):
-    """How a tile of u^T v is computed. Members are in order of preference: the fastest first."""
-
-    FUSED = "fused"
-    """Blocks of `BLOCK_ROWS` rows, one after another.
-
-    On a CPU oneDNN computes a block, each element as one chain of fused multiply-adds in the order
-    of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included. On a GPU
-    cuBLAS computes it: the same bits on GPUs of one model.
-    """
-    PORTABLE = "portable"
-    """Row by row, a rounded multiplication and a rounded addition: the same bits on every
-    processor that keeps to IEEE 754, 5 to 13 times slower.
-    """
-
-
 def apply_factors(
     rule: Rule,
     u_BN: Tensor,
@@ -135,7 +139,6 @@ def apply_factors(
     step: int,
     scale: float,
     scratch: Scratch,
-    kernel: Kernel = Kernel.FUSED,
 ) -> None:
     """Apply a rule to the gradient `scale * u^T v`, tile by tile.
 
@@ -147,9 +150,8 @@ def apply_factors(
         rate: the solver's rate.
         step: 0-based number of this update.
         scale: multiplies the gradient before decay (1 / workers, limits, 1 / iter_size).
-        kernel: how the products are computed; the same on all workers.
     """
-    add_product = _PRODUCTS[kernel]
+    add_product = _PRODUCTS[scratch.kernel]
     for columns, tiles in _tiles(*value_NM.shape, on_host=value_NM.device.type == "cpu"):
         v_BC = scratch.packed("v tile", v_BM, columns)
         for rows in tiles:

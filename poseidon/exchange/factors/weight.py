@@ -19,27 +19,15 @@ methods named here and by `rewind`, which is called while no pair is on its way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.device import DONE, Device, Event
+from poseidon.exchange.device import DONE, Event, device_of
 from poseidon.exchange.factors.factor_rounds import Pair
-from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors
-
-
-class RoundStep(NamedTuple):
-    """What a round needs besides its pairs.
-
-    Attributes:
-        rate: the solver's rate of the round's iteration.
-        left: after which the weight may be written to.
-    """
-
-    rate: float
-    left: Event
+from poseidon.exchange.factors.products import Scratch, apply_factors
 
 
 class WeightProgress:
@@ -58,7 +46,8 @@ class WeightProgress:
         self.handed_in = self.released = self.applied = clock
         self.done: Event = DONE
         """After which the rounds below `applied` are in the base."""
-        self._left: Event = DONE
+        self.left: Event = DONE
+        """After which the base may be written to."""
         self.held: Pair | None = None
         """The pair that is kept back, if any."""
         self._rates: dict[int, float] = {}
@@ -87,7 +76,7 @@ class WeightProgress:
         Args:
             left: after which it has, on a GPU.
         """
-        self.released, self._left = iteration + 1, left
+        self.released, self.left = iteration + 1, left
 
     @property
     def may_apply(self) -> bool:
@@ -98,11 +87,10 @@ class WeightProgress:
         """Return the solver's rate of an iteration that is started and not applied."""
         return self._rates[iteration]
 
-    def begin_round(self, clock: int) -> RoundStep:
-        """Begin to apply the round of iteration `clock`."""
-        assert clock == self.applied, f"round {clock} comes after {self.applied} rounds"
+    def begin_round(self) -> float:
+        """Begin to apply the next round; return the solver's rate of its iteration."""
         assert self.may_apply, "the backward pass has not left the weight"
-        return RoundStep(self._rates[clock], self._left)
+        return self._rates[self.applied]
 
     def end_round(self, done: Event) -> None:
         """Note that the round is applied.
@@ -122,7 +110,6 @@ class FactorWeight:
         trained: the tensor, N x M.
         history: what the rule keeps, flat.
         clock: the iteration to begin at.
-        device: of the tensor.
         scratch: memory for products, of all weights.
     """
 
@@ -134,21 +121,18 @@ class FactorWeight:
         *,
         clock: int,
         staleness: int,
-        device: Device,
         scratch: Scratch,
     ) -> None:
         self.table = table
-        self.name = trained.name
-        self.rate_index = trained.rate_index
+        self.trained = trained
         self.tensor = trained.tensor.detach()
         self.base = torch.empty_like(self.tensor) if staleness else self.tensor
         """The weight after all rounds that are applied."""
         self.history = [own.view_as(self.tensor) for own in history]
         """What the rule keeps, after the same rounds."""
         self.progress = WeightProgress(clock, staleness)
-        self._rule = trained.rule
         self._replayed = [torch.empty_like(h) for h in self.history] if staleness else []
-        self._device = device
+        self._device = device_of(self.tensor.device)
         self._scratch = scratch
         # A pair's memory is free again once every other worker has it, which is certain 2 s + 2
         # iterations later: a worker at clock c has all pairs of iterations < c - s, each sent by a
@@ -180,34 +164,28 @@ class FactorWeight:
         pair = Pair.over(memory[:size].numpy(), len(u_KN), u_KN.shape[1], v_KM.shape[1])
         return pair, copied
 
-    def apply(
-        self, clock: int, u_BN: Tensor, v_BM: Tensor, *, rate: float, scale: float, kernel: Kernel
-    ) -> None:
-        """Apply the round of iteration `clock` to the base.
+    def apply(self, u_BN: Tensor, v_BM: Tensor, *, rate: float, scale: float) -> None:
+        """Apply the next round to the base.
 
         Args:
-            clock: the round's iteration.
             u_BN: the left factors of all workers, below each other.
             v_BM: the right factors.
             rate: the solver's rate.
             scale: what to multiply the product by.
         """
         apply_factors(
-            self._rule,
+            self.trained.rule,
             u_BN,
             v_BM,
             self.base,
             self.history,
             rate=rate,
-            step=clock,
+            step=self.progress.applied,
             scale=scale,
             scratch=self._scratch,
-            kernel=kernel,
         )
 
-    def replay(
-        self, own: Sequence[tuple[int, float, Pair]], *, scale: float, kernel: Kernel
-    ) -> None:
+    def replay(self, own: Sequence[tuple[int, float, Pair]], *, scale: float) -> None:
         """Make the tensor what the base would be after rounds of these pairs alone.
 
         Args:
@@ -221,7 +199,7 @@ class FactorWeight:
             copy.copy_(history)
         for clock, rate, pair in own:
             apply_factors(
-                self._rule,
+                self.trained.rule,
                 self._scratch.own("own u", pair.u),
                 self._scratch.own("own v", pair.v),
                 self.tensor,
@@ -230,5 +208,4 @@ class FactorWeight:
                 step=clock,
                 scale=scale,
                 scratch=self._scratch,
-                kernel=kernel,
             )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
-from poseidon.exchange.device import DONE, Device, Event
+from poseidon.exchange.device import DONE, Event, Streams
 from poseidon.exchange.lossy.device_encoder import DeviceEncoder
 from ps_server import Keeping, TableSpec
 from ps_server.protocol.messages import Payload
@@ -21,14 +20,6 @@ from ps_server.rules import history_count
 def of_values(name: str) -> str:
     """Return the name of the shards' own value of a table among what is held back."""
     return f"{name}, values"
-
-
-class Streams(NamedTuple):
-    """A device, with streams for copies out of it, and into it."""
-
-    device: Device
-    out: Any
-    into: Any
 
 
 class ServerTable:

@@ -33,11 +33,11 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import CarrierState, Step
-from poseidon.exchange.device import HOST, Event, device_of
+from poseidon.exchange.device import HOST, Event, Streams, device_of
 from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoders
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
-from poseidon.exchange.server.table import ServerTable, Streams, of_values
+from poseidon.exchange.server.table import ServerTable, of_values
 from ps_server import Client, StoreSpec
 from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
@@ -80,7 +80,7 @@ class ServerTables(CarrierState):
         self._settings = settings
         self._step = Step(settings.start_clock, (0.0,))
         device = device_of(held[0].tensor.device) if held else HOST
-        self._streams = Streams(device, device.stream(), device.stream())
+        self._streams = Streams.of(device)
         self._pushes = SerialExecutor(
             f"pushes-{client.rank}", threaded=in_background or not device.is_host
         )

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.carrier import LocalHistories
+from poseidon.exchange.carrier import LocalHistories, Step
 from poseidon.exchange.factors.products import Scratch, apply_factors
-from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables, matrices_of
+from poseidon.exchange.lossy.low_rank_matrix import DueUpdate, LowRank, factor_tables, matrices_of
 from ps_server import Rule
 from ps_server.rules import update
 
@@ -95,7 +95,7 @@ def _low_rank_s(rank: int, limit_s: float) -> float:
     trained = Trained(name="matrix", tensor=torch.zeros(OUTPUTS, INPUTS), rule=RULE)
     (shared,) = factor_tables([trained], {0: LowRank(rank)})
     histories = LocalHistories({0: trained}, replicated=True).of
-    (matrix,) = matrices_of(shared, [trained], histories, range(1), shared.held[0].tensor.cpu())
+    matrix = matrices_of(shared, {0: trained}, histories, range(1), shared.held[0].tensor.cpu())[0]
     gradient = torch.ones(OUTPUTS, INPUTS)
     p, q = (held.tensor.view(rank, -1) for held in shared.held)
 
@@ -103,7 +103,7 @@ def _low_rank_s(rank: int, limit_s: float) -> float:
         matrix.take(0, gradient, 1e-6, p)
         matrix.take_basis()
         matrix.second(0, 1.0, q)
-        matrix.end(0.01, 0)
+        matrix.due = DueUpdate(Step(0, (0.01,)), is_exact=False)
         matrix.apply()
 
     return median_s(iteration, limit_s)

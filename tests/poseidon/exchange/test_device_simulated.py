@@ -163,11 +163,12 @@ def replay_on_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     publish = FactorCarrier._publish
 
     def changed(self: FactorCarrier, weight: FactorWeight) -> None:
-        own, self._side = self._side, self._device.current  # type: ignore[attr-defined]
+        own, device = self._streams, self._streams.device
+        self._streams = own._replace(into=device.current)  # type: ignore[attr-defined]
         try:
             publish(self, weight)
         finally:
-            self._side = own
+            self._streams = own
 
     monkeypatch.setattr(FactorCarrier, "_publish", changed)
 
@@ -177,7 +178,8 @@ def take_the_norm_on_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None
     limit = FactorCarrier._limit
 
     def elsewhere(self: FactorCarrier, rounds: Any) -> float:
-        with self._device.on(self._device._first):  # type: ignore[attr-defined]
+        device = self._streams.device
+        with device.on(device._first):  # type: ignore[attr-defined]
             return limit(self, rounds)
 
     monkeypatch.setattr(FactorCarrier, "_limit", elsewhere)
@@ -282,8 +284,7 @@ def test_each_pair_is_replayed_from_its_own_memory(
             [torch.zeros(6, device=device.torch)],
             clock=0,
             staleness=2,
-            device=device,
-            scratch=Scratch(device.torch),
+            scratch=Scratch(device.torch, Kernel.PORTABLE),
         )
         weight.open()
         own = []
@@ -292,7 +293,7 @@ def test_each_pair_is_replayed_from_its_own_memory(
             pair, copied = weight.copy(iteration, u, v, device.stream(), device.event())
             copied.synchronize()
             own.append((iteration, 0.5, pair))
-        weight.replay(own, scale=0.25, kernel=Kernel.PORTABLE)
+        weight.replay(own, scale=0.25)
         assert torch.equal(weight.tensor.cpu(), torch.full((2, 3), 1.0 - 0.5 * (1 + 4)))
 
 

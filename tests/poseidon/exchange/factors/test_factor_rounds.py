@@ -15,8 +15,6 @@ import zmq
 
 from poseidon.exchange.factors.factor_rounds import (
     FactorPeers,
-    FactorRound,
-    Factors,
     FactorSession,
     FactorTable,
     Pair,
@@ -50,12 +48,12 @@ def test_a_round_is_taken_once_every_worker_has_sent_in_worker_order() -> None:
         for worker in order:
             assert session.take(0) is None
             if worker == 1:
-                assert session.send(0, pair(1)).clock == 0
+                assert session.send(0, pair(1)) == 0
             else:
-                session.receive(worker, Factors(0, 0, pair(worker)))
+                session.receive(worker, 0, 0, pair(worker))
         taken = session.take(0)
         assert taken is not None
-        assert [float(p.u[0, 0]) for p in taken.pairs] == [0, 1, 2]
+        assert [float(p.u[0, 0]) for p in taken] == [0, 1, 2]
         assert session.take(0) is None
 
 
@@ -65,7 +63,7 @@ def test_own_pairs_are_known_until_their_round_is_taken() -> None:
     session.send(0, pair(2))
     assert [clock for clock, _ in session.own(0)] == [5, 6]
     assert session.lagging(0) == [1]
-    session.receive(1, Factors(0, 5, pair(3)))
+    session.receive(1, 0, 5, pair(3))
     assert session.is_ready(0)
     session.take(0)
     assert [clock for clock, _ in session.own(0)] == [6]
@@ -74,9 +72,9 @@ def test_own_pairs_are_known_until_their_round_is_taken() -> None:
 def test_what_is_not_the_next_pair_is_refused() -> None:
     session = FactorSession(0, 2, TABLES)
     with pytest.raises(RemoteProtocolError, match="expected 0"):
-        session.receive(1, Factors(0, 1, pair(1)))
+        session.receive(1, 0, 1, pair(1))
     session.send(0, pair(1))
-    session.receive(1, Factors(0, 0, pair(1)))
+    session.receive(1, 0, 0, pair(1))
     assert session.is_ready(0)
 
 
@@ -86,11 +84,11 @@ def test_nobody_may_be_further_ahead_than_the_bound_lets_him(
 ) -> None:
     session = FactorSession(0, 2, tables)
     for clock in range(ahead):
-        session.receive(1, Factors(0, clock, pair(1)))
+        session.receive(1, 0, clock, pair(1))
     with pytest.raises(RemoteProtocolError, match="too far ahead"):
-        session.receive(1, Factors(0, ahead, pair(1)))
+        session.receive(1, 0, ahead, pair(1))
     session.send(0, pair(1))
-    session.receive(1, Factors(0, ahead, pair(1)))
+    session.receive(1, 0, ahead, pair(1))
 
 
 SMALL = (FactorTable(name="fc6", outputs=3, inputs=2),)
@@ -129,7 +127,7 @@ def workers(
             each.links.close()
 
 
-def next_round(peers: FactorPeers) -> FactorRound:
+def next_round(peers: FactorPeers) -> list[Pair]:
     return peers.wait_for(lambda: peers.session.take(0), "a round did not come", table=0)
 
 
@@ -141,10 +139,7 @@ def test_every_worker_takes_the_same_rounds(count: int) -> None:
                 each.broadcast(0, small_pair(10 * clock + rank))
             for each in peers:
                 taken = next_round(each)
-                assert taken.clock == clock
-                assert [float(p.u[0, 0]) for p in taken.pairs] == [
-                    10 * clock + r for r in range(count)
-                ]
+                assert [float(p.u[0, 0]) for p in taken] == [10 * clock + r for r in range(count)]
         assert [each.bytes_out for each in peers] == [[5 * 80 * (count - 1)]] * count
         assert [each.bytes_in for each in peers] == [[5 * 80 * (count - 1)]] * count
         assert [each.links.dropped for each in peers] == [0] * count
@@ -158,9 +153,9 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
     heard: list[int] = []
 
     class Listener(FactorSession):
-        def receive(self, sender: int, factors: Factors) -> None:
-            heard.append(factors.table)
-            super().receive(sender, factors)
+        def receive(self, sender: int, table: int, clock: int, pair: Pair) -> None:
+            heard.append(table)
+            super().receive(sender, table, clock, pair)
 
     speaker = FactorPeers(FactorSession(0, 2, tables), Network(size=2, timeout_s=20.0))
     listener = FactorPeers(Listener(1, 2, tables), Network(rank=1, size=2, timeout_s=20.0))
@@ -210,7 +205,7 @@ def test_what_is_not_the_next_factors_is_refused(
 def test_what_an_unknown_peer_sends_is_dropped_and_changes_nothing() -> None:
     with workers(2, late=1) as peers:  # while one of the job is still to come, the door is open
         stranger = ZmqClientTransport([peers[0].links.address])
-        factors = frames_of(Factors(0, 0, small_pair(666)))
+        factors = frames_of(0, 0, small_pair(666))
         for frames in (factors, join_message(1, b"another secret"), factors, [b"rubbish"]):
             while not stranger.send(0, frames):
                 stranger.receive(0.01)
@@ -222,7 +217,7 @@ def test_what_an_unknown_peer_sends_is_dropped_and_changes_nothing() -> None:
         peers[1].links.connect([each.links.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, small_pair(rank))
-        assert [float(p.u[0, 0]) for p in next_round(peers[0]).pairs] == [0, 1]
+        assert [float(p.u[0, 0]) for p in next_round(peers[0])] == [0, 1]
         stranger.close()
 
 
@@ -247,7 +242,7 @@ def test_with_keys_only_those_of_the_job_are_heard() -> None:
         for rank, each in enumerate(peers):
             each.broadcast(0, small_pair(rank))
         for each in peers:
-            assert [float(p.u[0, 0]) for p in next_round(each).pairs] == [0, 1, 2]
+            assert [float(p.u[0, 0]) for p in next_round(each)] == [0, 1, 2]
             assert each.links.dropped == 0
         for stranger in strangers:
             stranger._sockets[0].setsockopt(zmq.LINGER, 0)  # what it has to say is never taken
@@ -329,7 +324,7 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr("poseidon.exchange.worker_links.LEAVE_S", 0.0)
     with one_and_a_stand_in() as (worker, ear, mouth):
         worker.broadcast(0, small_pair(0))
-        for message in (frames_of(Factors(0, 0, small_pair(1))), LEAVE_MESSAGE):
+        for message in (frames_of(0, 0, small_pair(1)), LEAVE_MESSAGE):
             while not mouth.send(0, message):
                 mouth.receive(0.01)
         worker.wait_for(
@@ -341,5 +336,5 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
         while worker.links._outboxes[1] and time.monotonic() < deadline:
             worker.links._listening.wake()
         assert not worker.links._outboxes[1], "the end of the connection was not seen"
-        assert [float(p.u[0, 0]) for p in next_round(worker).pairs] == [0, 1]
+        assert [float(p.u[0, 0]) for p in next_round(worker)] == [0, 1]
         worker.monitor.check()

@@ -84,8 +84,7 @@ def test_rows_with_a_single_1_add_a_gradient_to_the_bit(
         rate=0.1,
         step=0,
         scale=1.0,
-        scratch=Scratch(CPU),
-        kernel=kernel,
+        scratch=Scratch(CPU, kernel),
     )
     torch.testing.assert_close(value, before.t() @ random(2, 4, seed=2) + gradient)
     alone = torch.zeros(300, 4)
@@ -98,8 +97,7 @@ def test_rows_with_a_single_1_add_a_gradient_to_the_bit(
         rate=0.1,
         step=0,
         scale=1.0,
-        scratch=Scratch(CPU),
-        kernel=kernel,
+        scratch=Scratch(CPU, kernel),
     )
     assert torch.equal(alone, gradient)
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.device import DONE, HOST
+from poseidon.exchange.device import DONE
 from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Kernel, Scratch
-from poseidon.exchange.factors.weight import FactorWeight, RoundStep, WeightProgress
+from poseidon.exchange.factors.weight import FactorWeight, WeightProgress
 from ps_server import Rule
 from tests.support.factor_frames import pair_of
 
@@ -28,8 +28,7 @@ def weight_of(staleness: int) -> FactorWeight:
         [torch.zeros(6)],
         clock=0,
         staleness=staleness,
-        device=HOST,
-        scratch=Scratch(CPU),
+        scratch=Scratch(CPU, Kernel.PORTABLE),
     )
     weight.open()
     return weight
@@ -61,15 +60,15 @@ def test_memory_grows_with_the_batch() -> None:
 def test_a_worker_sees_the_base_with_its_own_open_pairs_on_top() -> None:
     weight = weight_of(1)
     u, v = torch.ones(4, 2), torch.ones(4, 3)
-    weight.apply(0, u, v, rate=0.5, scale=0.25, kernel=Kernel.PORTABLE)
+    weight.apply(u, v, rate=0.5, scale=0.25)
     assert torch.equal(weight.base, torch.full((2, 3), 0.5))
     assert torch.equal(weight.tensor, torch.ones(2, 3))
     pair = copied(weight, 1, u, v)
-    weight.replay([(1, 0.5, pair)], scale=0.25, kernel=Kernel.PORTABLE)
+    weight.replay([(1, 0.5, pair)], scale=0.25)
     assert torch.equal(weight.tensor, torch.full((2, 3), 0.5 - 0.5 * 0.5 - 0.5))
     assert torch.equal(weight.base, torch.full((2, 3), 0.5))
     assert torch.equal(weight.history[0], torch.full((2, 3), 0.5))
-    weight.replay([], scale=0.25, kernel=Kernel.PORTABLE)
+    weight.replay([], scale=0.25)
     assert torch.equal(weight.tensor, weight.base)
 
 
@@ -83,7 +82,7 @@ def test_at_staleness_0_a_round_waits_for_the_backward_pass_to_leave_the_weight(
         assert not progress.may_apply
         progress.release(iteration, None)
         assert progress.may_apply
-        assert progress.begin_round(iteration) == RoundStep(0.1 * iteration, None)
+        assert progress.begin_round() == 0.1 * iteration
         progress.end_round(None)
         assert progress.applied == iteration + 1
         assert not progress.may_apply
@@ -97,21 +96,18 @@ def test_with_staleness_rounds_follow_later() -> None:
         progress.release(iteration, None)
     assert progress.may_apply
     assert [progress.rate(iteration) for iteration in range(3)] == [0, 1, 2]
-    assert progress.begin_round(0).rate == 0
+    assert progress.begin_round() == 0
     progress.end_round(None)
     assert progress.applied == 1
     with pytest.raises(KeyError):
         progress.rate(0)
 
 
-def test_rounds_are_applied_in_order_and_not_before_their_time() -> None:
+def test_a_round_is_not_applied_before_its_time() -> None:
     progress = WeightProgress(0, staleness=0)
     progress.start(0, 1.0)
     with pytest.raises(AssertionError, match="has not left"):
-        progress.begin_round(0)
-    progress.release(0, None)
-    with pytest.raises(AssertionError, match="round 1 comes after 0 rounds"):
-        progress.begin_round(1)
+        progress.begin_round()
 
 
 def test_a_held_pair_is_taken_once() -> None:
