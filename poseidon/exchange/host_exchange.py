@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -104,7 +105,7 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
     job, network = arguments.job, arguments.job.network
     every = [trained for part in arguments.planes for trained in part.tensors]
     group = _group(job, HostTree.mean(job.local_workers), every)
-    group.share((), frozenset(), every[0].tensor).close()
+    os.close(group.file)
     all_squares = _all_squares(job, group)
     with _refusing(group, network.rank):
         built = build(replace(arguments, all_squares=all_squares))
@@ -146,7 +147,8 @@ def _refusing(group: HostGroup, rank: int) -> Iterator[None]:
     except Exception as error:
         what = f"worker {rank} cannot exchange"
         known = isinstance(error, UsageError)
-        group.links.refuse(PeerLost(f"{what}: {error}") if known else as_server_error(error, what))
+        group.links.fail(PeerLost(f"{what}: {error}") if known else as_server_error(error, what))
+        group.links.close()
         raise
 
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-from poseidon.exchange.peers import Peers
+from poseidon.exchange.peers import Gatherings, Peers
 from ps_server import (
     Client,
     Collection,
@@ -192,21 +193,6 @@ class ShardControl(JobControl):
         self._client.await_signals(count)
 
 
-def join(payloads: Iterable[bytes]) -> bytes:
-    """Join several payloads into one, each after its length."""
-    return b"".join(len(payload).to_bytes(8, "little") + payload for payload in payloads)
-
-
-def split(joined: bytes | bytearray) -> list[bytes]:
-    """Split what `join` has joined."""
-    found, start = list[bytes](), 0
-    while start < len(joined):
-        stop = start + 8 + int.from_bytes(joined[start : start + 8], "little")
-        found.append(bytes(joined[start + 8 : stop]))
-        start = stop
-    return found
-
-
 KINDS = [kind.value for kind in SignalKind]
 
 
@@ -225,38 +211,13 @@ class LinksControl(JobControl):
     def __init__(self, peers: Peers[Any], *, ranks: Sequence[int] = ()) -> None:
         super().__init__(root=peers.rank == 0, ranks=ranks)
         self._peers = peers
-        self._next = 0
-        self._came = [0] * peers.size
-        self._payloads: dict[int, dict[int, bytes]] = {}
+        self._collections = Gatherings(peers, "Gather", partial(peers.check_left, -1))
         self._pending: deque[SignalKind] = deque()
         self._requests: tuple[Signal, ...] = ()
-        peers.on("Gather", 1, self._take)
         peers.on("Request", 2, self._note_request)
 
     def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
-        peers = self._peers
-        targets = peers.others if to is None else [rank for rank in peers.others if rank in to]
-        with peers.monitor:
-            number, self._next = self._next, self._next + 1
-            if targets:
-                peers.send(targets, "Gather", number, payload=payload)
-            self._payloads.setdefault(number, {})[peers.rank] = payload
-        peers.links.wake()
-
-        if to is not None and peers.rank not in to:
-            del self._payloads[number]
-            return Collection(lambda: (), lambda: ())
-
-        def take() -> tuple[bytes, ...] | None:
-            found = self._payloads[number]
-            missing = [rank for rank in range(peers.size) if rank not in found]
-            if missing:
-                peers.check_left(-1, missing)
-                return None
-            del self._payloads[number]
-            return tuple(found[rank] for rank in range(peers.size))
-
-        return Collection.guarded(peers.monitor, take)
+        return self._collections.gather(payload, to)
 
     def _request(self, kind: SignalKind) -> None:
         with self._peers.monitor:
@@ -281,15 +242,6 @@ class LinksControl(JobControl):
                 if peers.others:
                     fields = signal.kind.value, signal.clock
                     peers.send(peers.others, "Request", *fields, payload=b"")
-
-    def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
-        (number,) = fields
-        if number < self._came[sender]:
-            raise RemoteProtocolError(
-                f"{self._peers.names([sender])} contributes to a collection out of turn"
-            )
-        self._came[sender] = number + 1  # in between are those for others
-        self._payloads.setdefault(number, {})[sender] = bytes(payload)
 
     def _note_request(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         kind, clock = fields

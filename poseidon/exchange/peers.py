@@ -13,21 +13,21 @@
     "Request", kind, clock            a request of rank 0
     "Finished", iterations            the sender's last message
 
-`factors/factor_rounds.py` takes the first, `allreduce/sums.py` the next five, `job_control.py` the
-next two. The workers of a host have more kinds (`host/group.py`).
+`factors/factor_rounds.py` takes the first, `allreduce/sums.py` the next five, `Gatherings` the next
+one, `job_control.py` the one after. The workers of a host have more kinds (`host/group.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgpack
 
 from poseidon.exchange.worker_links import FIRST, LAST, VERSION, WorkerLinks, read_header
-from ps_server import PeerLeft, RemoteProtocolError, ServerError
+from ps_server import Collection, PeerLeft, RemoteProtocolError, ServerError
 from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
@@ -220,3 +220,64 @@ class Peers(Generic[L]):
 
     def _note_finished(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         self._finished[sender] = fields[0]
+
+
+class Gatherings:
+    """Collections among all peers: each sends its payload to all that need it.
+
+    Args:
+        kind: of their messages.
+        check_left: raises an error if one of these has left, whose payload is missing. Called under
+            the monitor.
+    """
+
+    def __init__(
+        self, peers: Peers[Any], kind: str, check_left: Callable[[Sequence[int]], None]
+    ) -> None:
+        self._peers = peers
+        self._kind = kind
+        self._check_left = check_left
+        self._next = 0
+        self._came = [0] * peers.size
+        self.payloads: dict[int, dict[int, bytes]] = {}
+        """Those that have come, by the number of their collection, and by rank."""
+        peers.on(kind, 1, self._take)
+
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+        """Contribute to the next collection; return at once. All peers do so in the same order.
+
+        Args:
+            to: the ranks that need the payloads, the same for all: others get none. None: all.
+        """
+        peers = self._peers
+        targets = peers.others if to is None else [rank for rank in peers.others if rank in to]
+        with peers.monitor:
+            number, self._next = self._next, self._next + 1
+            if targets:
+                peers.send(targets, self._kind, number, payload=payload)
+            self.payloads.setdefault(number, {})[peers.rank] = payload
+        peers.links.wake()
+
+        if to is not None and peers.rank not in to:
+            del self.payloads[number]
+            return Collection(lambda: (), lambda: ())
+
+        def take() -> tuple[bytes, ...] | None:
+            found = self.payloads[number]
+            missing = [rank for rank in range(peers.size) if rank not in found]
+            if missing:
+                self._check_left(missing)
+                return None
+            del self.payloads[number]
+            return tuple(found[rank] for rank in range(peers.size))
+
+        return Collection.guarded(peers.monitor, take)
+
+    def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        (number,) = fields
+        if number < self._came[sender]:
+            raise RemoteProtocolError(
+                f"{self._peers.names([sender])} contributes to a collection out of turn"
+            )
+        self._came[sender] = number + 1  # in between are those for others
+        self.payloads.setdefault(number, {})[sender] = bytes(payload)

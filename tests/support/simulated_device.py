@@ -34,7 +34,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -623,7 +623,7 @@ def _messages_with_clocks() -> Iterator[None]:
     """Let each message between the workers of a host bring what the sender's host knows."""
     carried: defaultdict[tuple[str, int, int], deque[dict[int, int]]] = defaultdict(deque)
     """By host, sender and receiver. Messages keep their order."""
-    send, handle, trade = HostLinks._send, HostLinks._handle, HostLinks.trade
+    send, handle = HostLinks._send, HostLinks._handle
 
     def device(links: HostLinks, rank: int) -> SimulatedDevice | None:
         return DEVICES.get(links._network.rank_of(rank))
@@ -648,13 +648,6 @@ def _messages_with_clocks() -> Iterator[None]:
         learn(links, rank)
         handle(links, rank, frames)
 
-    def noted_trade(links: HostLinks, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
-        note(links, payloads)
-        found = trade(links, payloads)
-        for rank in found:
-            learn(links, rank)
-        return found
-
     def noted_worker_send(
         links: WorkerLinks, ranks: Sequence[int], priority: int, frames: list[Any]
     ) -> None:
@@ -677,7 +670,6 @@ def _messages_with_clocks() -> Iterator[None]:
         patch.setattr(Mesh, "_receive", learning_receive)
         patch.setattr(HostLinks, "_send", noted_send)
         patch.setattr(HostLinks, "_handle", learning_handle)
-        patch.setattr(HostLinks, "trade", noted_trade)
         yield
 
 

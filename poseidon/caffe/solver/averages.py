@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
+import msgpack
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,7 +21,6 @@ from torch import Tensor
 from poseidon.caffe.layers.base import times
 from poseidon.caffe.net.net import Net
 from poseidon.errors import DataError
-from poseidon.exchange.job_control import split
 from poseidon.observe.metrics.record import Output
 
 HIDE = "an output whose shape changes can be hidden with a Silence layer"
@@ -50,6 +50,18 @@ class SmoothedLoss:
         """The mean; NaN before the first iteration."""
         losses = self.losses
         return sum(losses) / len(losses) if losses else float("nan")
+
+
+def join(payloads: Iterable[bytes]) -> bytes:
+    """Join several payloads into one."""
+    joined: bytes = msgpack.packb(list(payloads))
+    return joined
+
+
+def split(joined: bytes) -> list[bytes]:
+    """Split what `join` has joined."""
+    payloads: list[bytes] = msgpack.unpackb(joined)
+    return payloads
 
 
 def pack(loss: float, outputs: Mapping[str, Tensor]) -> bytes:

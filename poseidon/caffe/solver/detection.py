@@ -20,9 +20,8 @@ from poseidon.caffe.layers.base import times
 from poseidon.caffe.layers.detection_output import EVALUATED_ROW, NONE, DetectionOutput
 from poseidon.caffe.layers.saved_results import pack_batches, unpack_batches
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.solver.averages import parts
+from poseidon.caffe.solver.averages import join, parts
 from poseidon.errors import DataError, UsageError
-from poseidon.exchange.job_control import join
 from poseidon.observe.metrics.record import Output
 
 Floats = NDArray[np.float64]

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.caffe.solver.averages import as_outputs, output_sizes, pack, parts, total
+from poseidon.caffe.solver.averages import as_outputs, join, output_sizes, pack, parts, split, total
 from poseidon.caffe.solver.replica import Replica
-from poseidon.exchange.job_control import JobControl, join, split
+from poseidon.exchange.job_control import JobControl
 from poseidon.observe.metrics.glog_lines import GlogSink, last
 from poseidon.observe.metrics.record import Sink, TestRecord, TrainRecord
 from ps_server import Collection

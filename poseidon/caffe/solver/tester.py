@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.solver.averages import accumulate, as_outputs, output_sizes, pack, parts, total
+from poseidon.caffe.solver.averages import (
+    accumulate,
+    as_outputs,
+    join,
+    output_sizes,
+    pack,
+    parts,
+    total,
+)
 from poseidon.caffe.solver.detection import (
     Classes,
     DetectionTally,
@@ -28,7 +36,6 @@ from poseidon.caffe.solver.detection import (
 )
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.job_control import join
 from poseidon.observe.metrics.record import Output, TestRecord
 from ps_server.rules import plain_sum
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe.solver.averages import pack, parts, total
+from poseidon.caffe.solver.averages import join, pack, parts, total
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.display import Display
 from poseidon.caffe.solver.loss_scale import LossCheck, LossScale
@@ -40,7 +40,6 @@ from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.job_control import join
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck

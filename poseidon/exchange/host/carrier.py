@@ -33,6 +33,7 @@ from poseidon.exchange.carrier import Carrier, CarrierState, FactoredCarrier, Gr
 from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup
+from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.owner import Contribution, Owner
 from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, FlatPiece
 from poseidon.exchange.host.state import HostState, StateServer
@@ -79,7 +80,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._group = group
         self._inner = inner
         self._control = control
-        self._monitor = group.monitor
         self._of: list[list[int]] = [[] for _ in tensors]
         for number, piece in enumerate(pieces):
             self._of[piece.index].append(number)
@@ -96,7 +96,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             threaded=not self._device.is_host,
             timeout_s=group.peers.timeout_s,
         )
-        self._memory = group.share(pieces, by_factors, first)
+        self._memory = HostMemory(pieces, by_factors, group, first)
         server = StateServer(inner.state, own, group)
         self._owner = Owner(
             inner,
@@ -109,7 +109,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             group=group,
             memory=self._memory,
             device=self._device,
-            requests=lambda: len(control.requests),
+            control=control,
             state=server,
         )
         self.state = HostState(tensors, pieces, inner.state, own, group, private=private)
@@ -120,16 +120,14 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._taken = [0] * len(tensors)
         self._begun: Counter[int] = Counter()  # of each tensor, contributed in this iteration
         self._released: set[int] = set()
-        self._settlements = 0
-        self._settled = dict.fromkeys(group.others, 0)
         self._own_parts: list[Contribution] = []
-        self._copied: list[tuple[Tensor, Event]] = []
-        """Parts that are on their way to the memory, and the events after which they are there."""
-        self._parts_for: defaultdict[int, list[int]] = defaultdict(list)
+        self._copied: list[tuple[int, Tensor, Event]] = []
+        """Pieces whose parts are on their way to the memory, and the events after which they are
+        there.
+        """
         self._untold = 0  # elements of what the owners do not know of
         group.peers.on("Values", None, self._note_values)
-        group.peers.on("Taken", 1, self._note_taken)
-        group.links.start()
+        group.meet()
         self._owner.start()
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
@@ -165,8 +163,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
                 )
                 continue
             memory = self._memory.parts(number, self._group.rank)[part]
-            self._copied.append((own, self._device.copy(own, memory, self._out, ready)))
-            self._parts_for[piece.plane].append(number)
+            self._copied.append((number, own, self._device.copy(own, memory, self._out, ready)))
         self._untold += self._tensors[index].tensor.numel()
         if self._untold >= TOLD_ELEMENTS:
             self._tell()
@@ -174,21 +171,20 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def _tell(self) -> None:
         """Let the owners know of all parts that they may add, once these are in the memory."""
         self._owner.contribute(self._own_parts)
-        self._sending.call(partial(self._send_parts, self._parts_for, self._copied))
-        self._own_parts, self._copied = [], []
-        self._parts_for, self._untold = defaultdict(list), 0
+        self._sending.call(partial(self._send_parts, self._copied))
+        self._own_parts, self._copied, self._untold = [], [], 0
 
-    def _send_parts(
-        self, parts: Mapping[int, Sequence[int]], copied: Sequence[tuple[Tensor, Event]]
-    ) -> None:
-        for _, event in copied:
+    def _send_parts(self, copied: Sequence[tuple[int, Tensor, Event]]) -> None:
+        parts: defaultdict[int, list[int]] = defaultdict(list)
+        for number, _, event in copied:
             event.synchronize()
+            parts[self._pieces[number].plane].append(number)
         for owner, numbers in parts.items():
             for start in range(0, len(numbers), MOST_PIECES):
                 self._group.send([owner], "Parts", *numbers[start : start + MOST_PIECES])
 
     def _sending_failed(self, error: Exception) -> None:
-        self._group.fail(
+        self._group.links.fail(
             as_server_error(error, "sending gradients to this machine's workers failed")
         )
 
@@ -248,7 +244,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             return None
 
         name = self._tensors[self._pieces[number].index].name
-        self._monitor.wait_for(has_come, f"tensor '{name}' did not come")
+        self._group.monitor.wait_for(has_come, f"tensor '{name}' did not come")
         if place is not None:
             self._device.wait(self._owner.marks[place])
             return
@@ -288,16 +284,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         """
         self._take_all()
         self._device.event().synchronize()
-        self._settlements += 1
-        number = self._settlements
-        self._group.send(self._group.others, "Taken", number)
-
-        def all_have() -> bool | None:
-            owing = [rank for rank, settled in self._settled.items() if settled < number]
-            self._group.check_left(owing.__contains__)
-            return None if owing else True
-
-        self._monitor.wait_for(all_have, "not every worker of this machine has settled")
+        self._group.settlements.gather(b"").result()
 
     def _take_all(self) -> None:
         for index in self.indices:
@@ -307,15 +294,11 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         for number in fields[1:]:
             if not 0 <= number < len(self._pieces) or self._pieces[number].plane != sender:
                 raise RemoteProtocolError(
-                    f"{self._group.links.name(sender)} publishes piece {number}, which it does not "
-                    "own"
+                    f"{self._group.name(sender)} publishes piece {number}, which it does not own"
                 )
         for number in fields[1:]:
             self._published[number] += 1
             self._requests[number] = fields[0]
-
-    def _note_taken(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
-        self._settled[sender] = fields[0]
 
     def traffic(self) -> Mapping[int, Traffic]:
         found: dict[int, Traffic] = {}
@@ -326,9 +309,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         return found
 
     def close(self) -> None:
-        if self._monitor.closed:
+        if self._group.monitor.closed:
             return
-        if (failure := self._monitor.failure) is not None:
+        if (failure := self._group.monitor.failure) is not None:
             # the other hosts lose this worker, too: it has not left by itself
             self._inner.interrupt(failure)
         self._sending.close()
@@ -336,7 +319,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._memory.give_back()
         self._group.links.leave()
         self._owner.stop()
-        self._group.close()
+        self._group.links.close()
         self._memory.close()
         self._inner.close()
 
@@ -362,7 +345,7 @@ class HostRequests(Carrier):
         self._control = control
         self._counts: deque[int] = deque()
         group.peers.on("Requests", 1, self._note)
-        group.links.start()
+        group.meet()
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         pass
@@ -394,7 +377,7 @@ class HostRequests(Carrier):
     def close(self) -> None:
         if not self._group.monitor.closed:
             self._group.links.leave()
-            self._group.close()
+            self._group.links.close()
 
     def _note(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         if sender == 0:

@@ -41,16 +41,6 @@ class Contributions:
         """Begin a new iteration."""
         self._left = {key: list(owed) for key, owed in self._owed.items()}
 
-    def contribute(self, index: int, worker: int) -> bool:
-        """Note that a worker has contributed its next part of a tensor; return whether it is the
-        last of all.
-        """
-        return self._note((index, False), worker)
-
-    def release(self, index: int, worker: int) -> bool:
-        """Note that a worker has released a tensor; return whether it is the last."""
-        return self._note((index, True), worker)
-
     def owes(self, worker: int) -> bool:
         """Return whether a contribution or release of a worker is missing."""
         return any(left[worker] for left in self._left.values())
@@ -60,13 +50,16 @@ class Contributions:
         """Whether nothing is missing."""
         return not self._left
 
-    def _note(self, key: tuple[int, bool], worker: int) -> bool:
-        left = self._left.get(key)
+    def note(self, index: int, worker: int, *, release: bool = False) -> bool:
+        """Note that a worker has contributed its next part of a tensor, or has released it; return
+        whether it is the last of all.
+        """
+        left = self._left.get((index, release))
         assert left and left[worker], f"worker {worker} contributes too often"
         left[worker] -= 1
         if any(left):
             return False
-        del self._left[key]
+        del self._left[index, release]
         return True
 
 

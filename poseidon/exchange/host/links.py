@@ -3,8 +3,7 @@ of `worker_links.py`.
 
 A message: the sizes of its two frames (8 bytes each, little-endian), the header, the payload. The
 first one of a connection is `Join`, with a payload that says what its sender exchanges; worker 0
-passes the descriptor of the shared memory with it. `Trade` follows, once for each call of `trade`.
-The sockets are in a folder that only this user can enter, and their names are removed as soon as
+passes the descriptor of the shared memory with it. The sockets are in a folder that only this user can enter, and their names are removed as soon as
 all are connected. A process that dies closes its connections, so the others know at once.
 """
 
@@ -19,7 +18,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgpack
 
@@ -64,7 +63,6 @@ class HostLinks:
         monitor: Monitor,
         receive: Callable[[int, Frames], None],
     ) -> None:
-        self.name = network.name
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         self.left: set[int] = set()
         self.gone: set[int] = set()
@@ -138,42 +136,8 @@ class HostLinks:
                 with contextlib.suppress(OSError):  # the others' names are still in it
                     os.rmdir(os.path.dirname(path))
         if file is None:
-            raise RemoteProtocolError(f"{self.name(0)} sent no shared memory")
+            raise RemoteProtocolError(f"{self._network.name(0)} sent no shared memory")
         return hellos, file
-
-    def trade(self, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Give each other worker something, and return what each gives this one. All call it
-        together, after `meet` and before `start`.
-
-        Raises:
-            PeerLost: one has gone, or cannot continue.
-            ServerError: the interruption's.
-        """
-
-        def give(other: int) -> None:
-            with _translated(self.name(other)):
-                header = msgpack.packb([VERSION, "Trade"])
-                self._streams[other].sendall(_framed(header, payloads[other]))
-
-        found: dict[int, bytes] = {}
-        try:
-            for other in sorted(self.others):  # of two workers the later one speaks first
-                if other < self._network.rank:
-                    give(other)
-                header, found[other], _ = self._read_frames(self._streams[other], self.name(other))
-                match read_header(header):
-                    case [_, "Trade"]:
-                        pass
-                    case [_, "Failed"]:
-                        raise PeerLost(found[other].decode(errors="replace"))
-                    case _:
-                        raise RemoteProtocolError(f"{self.name(other)} sent no answer")
-                if other > self._network.rank:
-                    give(other)
-        except ServerError:
-            self._network.interruption.check()
-            raise
-        return found
 
     @contextlib.contextmanager
     def _refusing(self, stream: socket.socket) -> Iterator[socket.socket]:
@@ -216,7 +180,7 @@ class HostLinks:
                 return stream
             if time.monotonic() > deadline:
                 raise StalenessTimeout(
-                    f"{self.name(other)} did not listen at {path} within "
+                    f"{self._network.name(other)} did not listen at {path} within "
                     f"{self._network.timeout_s:g} s"
                 )
             time.sleep(RETRY_S)
@@ -238,34 +202,28 @@ class HostLinks:
     def _send_first(self, stream: socket.socket, payload: bytes, file: int | None) -> None:
         network = self._network
         header = msgpack.packb([VERSION, "Join", network.rank, network.size, network.token])
-        with _translated("a worker"):
+        with _translated():
             data = _framed(header, payload)
             sent = 0 if file is None or network.rank else socket.send_fds(stream, [data], [file])
             if sent < len(data):  # the other may have refused and closed already
                 stream.sendall(data[sent:])
 
-    def _read_frames(
-        self, stream: socket.socket, peer: str = "a worker"
-    ) -> tuple[bytes, bytes, list[int]]:
-        with _translated(peer):
+    def _read_first(self, stream: socket.socket) -> tuple[int, bytes, list[int]]:
+        with _translated():
             data, files, _, _ = socket.recv_fds(stream, SIZES.size, 1)
             data += _exactly(stream, SIZES.size - len(data))
             sizes = SIZES.unpack(data)
             if sum(sizes) > FIRST_BYTES:
-                raise RemoteProtocolError(f"{peer} of this machine sent too long a hello")
+                raise RemoteProtocolError("a worker of this machine sent too long a hello")
             header, payload = (_exactly(stream, size) for size in sizes)
-        return header, payload, files
-
-    def _read_first(self, stream: socket.socket) -> tuple[int, bytes, list[int]]:
-        header, payload, files = self._read_frames(stream)
         match read_header(header):
             case [_, "Join", int(rank), int(size), bytes(token)]:
                 if not hmac.compare_digest(token, self._network.token):
                     raise RemoteProtocolError("a process of this machine is not of this job")
                 if size != self._network.size:
                     raise PeerLost(
-                        f"{self.name(rank)} expects {size} workers on this machine, but "
-                        f"{self.name(self._network.rank)} expects {self._network.size}"
+                        f"{self._network.name(rank)} expects {size} workers on this machine, but "
+                        f"{self._network.name(self._network.rank)} expects {self._network.size}"
                     )
                 return rank, payload, files
             case [_, "Failed"]:
@@ -339,7 +297,7 @@ class HostLinks:
             self._monitor.fail(error)
 
     def refuse(self, error: ServerError) -> None:
-        """Tell those that are connected, before `start`, why there will be no exchange."""
+        """Tell those that are connected why there will be no exchange, in place of `start`."""
         for stream in self._streams.values():
             _send_failure(stream, error)
         self.close()
@@ -425,7 +383,7 @@ class HostLinks:
                 self.gone.add(rank)
                 self._monitor.notify()
                 if rank not in self.left and not self._monitor.closed:
-                    raise PeerLost(f"{self.name(rank)}, on this machine, has gone")
+                    raise PeerLost(f"{self._network.name(rank)}, on this machine, has gone")
             return
         unread += data
         start = 0
@@ -477,14 +435,14 @@ def _exactly(stream: socket.socket, length: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _translated(peer: str) -> Iterator[None]:
+def _translated() -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        raise PeerLost(f"{peer} of this machine has gone") from error
+        raise PeerLost("a worker of this machine has gone") from error
     except OSError as error:
         raise PeerLost(
-            f"{peer} of this machine does not answer: {error.strerror or error}"
+            f"a worker of this machine does not answer: {error.strerror or error}"
         ) from error
 
 

@@ -21,15 +21,15 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgpack
 import torch
 from torch import Tensor
 
 from poseidon.exchange.device import device_of
-from poseidon.exchange.host.links import HostLinks
+from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import FlatPiece
 from ps_server import TransportError
 
@@ -45,12 +45,8 @@ class HostMemory:
 
     Args:
         pieces: the same on all workers.
-        parts: for each piece the number of parts that each worker contributes, by local rank; 0 for
-            its owner, and where it travels as factors.
-        rank: the local rank of this worker.
-        links: to the others, before `start`.
-        file: the descriptor of the file, which this takes over; local rank 0 makes it with
-            `new_file`.
+        by_factors: tensors that have no parts.
+        group: of the workers; this closes its file.
         like: a tensor of the device that copies to and from the memory.
 
     Attributes:
@@ -65,26 +61,32 @@ class HostMemory:
     def __init__(
         self,
         pieces: Sequence[FlatPiece],
-        parts: Sequence[Sequence[int]],
-        rank: int,
-        links: HostLinks,
-        file: int,
+        by_factors: frozenset[int],
+        group: HostGroup,
         like: Tensor,
     ) -> None:
+        counts = [len(group.tree.parts(worker)) for worker in range(group.size)]
+        parts = [
+            [
+                0 if piece.index in by_factors or worker == piece.plane else count
+                for worker, count in enumerate(counts)
+            ]
+            for piece in pieces
+        ]
         self._device = device_of(like.device)
-        self._rank = rank
+        self._rank = group.rank
         self._owners = [piece.plane for piece in pieces]
-        floats = [0] * (1 + len(links.others))
+        floats = [0] * group.size
         for piece, counts in zip(pieces, parts, strict=True):
             floats[piece.plane] += _lines(piece.size) * (1 + sum(counts))
         try:
-            found = _of_gpus(floats, rank, links, like) if pieces else None
+            found = _of_gpus(floats, group, like) if pieces else None
             self.on_gpus = found is not None
-            self._file = torch.empty(0) if found else _of_file(sum(floats), file)
+            self._file = torch.empty(0) if found else _of_file(sum(floats), group.file)
         finally:
-            os.close(file)
+            os.close(group.file)
         self._is_pinned = self._device.pin(self._file)
-        if not (self._is_pinned or rank):
+        if not (self._is_pinned or group.rank):
             LOGGER.warning(
                 "the memory that the workers of this machine share cannot be pinned; copies between "
                 "it and their GPUs are slow"
@@ -122,14 +124,6 @@ class HostMemory:
         self.values, self._parts, self._owners, self._file = [], [], [], torch.empty(0)
 
 
-def new_file() -> int:
-    """Make an empty file without a name; return its descriptor."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("poseidon", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 def _lines(floats: int) -> int:
     return -(-floats // LINE_FLOATS) * LINE_FLOATS
 
@@ -150,13 +144,11 @@ def _of_file(floats: int, file: int) -> Tensor:
     return torch.frombuffer(mapped, dtype=torch.float32, count=floats) if floats else torch.empty(0)
 
 
-def _of_gpus(
-    floats: Sequence[int], rank: int, links: HostLinks, like: Tensor
-) -> list[Tensor] | None:
+def _of_gpus(floats: Sequence[int], group: HostGroup, like: Tensor) -> list[Tensor] | None:
     """Return the memory of each worker's GPU, so many numbers; None: they do not share it."""
-    device = device_of(like.device)
+    device, rank = device_of(like.device), group.rank
     memories: dict[int, Tensor] = {}
-    lent = dict.fromkeys(links.others, b"")
+    lent: dict[int, bytes] = {}
     problems: list[str] = []
 
     def slot(owner: int, writer: int) -> Tensor:
@@ -180,11 +172,11 @@ def _of_gpus(
             yield
         except RuntimeError as error:  # torch's own errors are such
             what = str(error).partition("\n")[0]
-            problems.append(f"{links.name(rank)}, GPU of {links.name(owner)}: {what}")
+            problems.append(f"{group.name(rank)}, GPU of {group.name(owner)}: {what}")
 
     def trade_problems() -> None:
-        theirs = links.trade(dict.fromkeys(links.others, "".join(problems[:1]).encode()))
-        problems.extend(theirs[other].decode() for other in sorted(theirs) if theirs[other])
+        every = group.trades.gather("".join(problems[:1]).encode()).result()
+        problems.extend(every[other].decode() for other in group.others if every[other])
 
     if not device.is_host:
         with trying(rank):
@@ -192,19 +184,20 @@ def _of_gpus(
             memories[rank] = like.new_zeros(numbers, dtype=torch.float32)
             write(rank)
             device.synchronize()
-            lent = {other: device.lend(memories[rank]) for other in links.others}
-    handles = links.trade(lent)
-    if device.is_host and not any(handles.values()):
+            lent = {other: device.lend(memories[rank]) for other in group.others}
+    offers = group.trades.gather(msgpack.packb(lent)).result()
+    handles = [msgpack.unpackb(offer, strict_map_key=False) for offer in offers]
+    if device.is_host and not any(handles):
         return None
-    for other, handle in handles.items():
+    for other in group.others:
         with trying(other):
-            memories[other] = device.borrow(handle)
+            memories[other] = device.borrow(handles[other].get(rank, b""))
             write(other)
             check(other, other)
     device.synchronize()
     trade_problems()
     if not problems:
-        for other in links.others:
+        for other in group.others:
             with trying(other):
                 check(rank, other)
     trade_problems()

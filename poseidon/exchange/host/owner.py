@@ -26,6 +26,7 @@ from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
 from poseidon.exchange.host.state import StateServer
+from poseidon.exchange.job_control import JobControl
 from ps_server import RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.numerics import prepare_thread
@@ -69,7 +70,7 @@ class Owner:
         device: of the tensors.
         by_factors: places of those that travel as factors.
         encoded: places of those whose parts a codec takes one by one.
-        requests: returns how many requests of rank 0 this worker has seen.
+        control: has the requests of rank 0.
         state: answers the others of the host.
     """
 
@@ -84,7 +85,7 @@ class Owner:
         group: HostGroup,
         memory: HostMemory,
         device: Device,
-        requests: Callable[[], int],
+        control: JobControl,
         state: StateServer,
     ) -> None:
         self._inner = inner
@@ -93,11 +94,9 @@ class Owner:
         self._encoded = encoded
         self._group = group
         self._memory = memory
-        self._requests = requests
+        self._control = control
         self._state = state
-        self._monitor = group.monitor
         self.device = device
-        self._stream = device.stream()
         tree = group.tree
         self._contributions = Contributions(
             [place in by_factors for place in range(len(own))],
@@ -120,7 +119,6 @@ class Owner:
         self.marks: list[Event] = [DONE] * len(own)
         self._received: list[Contribution] = []
         self._commands: deque[Callable[[], None]] = deque()
-        self._settled = 0
         self._is_idle = self._closing = self._stopped = False
         self._places = {piece: place for place, piece in enumerate(own)}
         group.peers.on("Parts", None, self._note_parts)
@@ -149,17 +147,17 @@ class Owner:
         place = self._places.get(piece)
         if place is None or (among is not None and place not in among):
             raise RemoteProtocolError(
-                f"{self._group.links.name(sender)} contributes to piece {piece}, which this worker "
+                f"{self._group.name(sender)} contributes to piece {piece}, which this worker "
                 "does not own"
             )
         return place
 
     def contribute(self, contributions: Sequence[Contribution]) -> None:
         """Take contributions of this worker itself."""
-        with self._monitor:
-            self._monitor.check()
+        with self._group.monitor:
+            self._group.monitor.check()
             self._received += contributions
-            self._monitor.notify()
+            self._group.monitor.notify()
 
     def iterate(self, step: Step) -> None:
         """Begin an iteration once the last one has ended; return at once."""
@@ -171,20 +169,29 @@ class Owner:
         Args:
             step: `open` or `settle` of the inner exchange.
         """
-        settled, ready = self._settled + 1, self.device.event()
-        self._command(lambda: self._settle(step, ready))
-        self._monitor.wait_for(
-            lambda: True if self._settled == settled else None,
-            "the workers of this machine did not settle",
+        ready, settled = self.device.event(), False
+
+        def command() -> None:
+            nonlocal settled
+            self.device.wait(ready)
+            step()
+            self._publish_all()
+            with self._group.monitor:
+                settled = True
+                self._group.monitor.notify()
+
+        self._command(command)
+        self._group.monitor.wait_for(
+            lambda: settled or None, "the workers of this machine did not settle"
         )
 
     def finish(self) -> None:
         """Finish what needs nothing more of this worker. It still answers the others."""
-        with self._monitor:
+        with self._group.monitor:
             self._closing = True
-            self._monitor.notify()
+            self._group.monitor.notify()
         with contextlib.suppress(ServerError):
-            self._monitor.wait_for(
+            self._group.monitor.wait_for(
                 lambda: True if self._is_idle and not self._commands else None,
                 "the iteration did not end",
                 timeout_s=LEAVE_S,
@@ -192,26 +199,28 @@ class Owner:
 
     def stop(self) -> None:
         """End the thread."""
-        with self._monitor:
+        with self._group.monitor:
             self._stopped = True
-            self._monitor.notify()
+            self._group.monitor.notify()
         if self._thread.ident is not None:
             self._thread.join(LEAVE_S)
 
     def _command(self, command: Callable[[], None]) -> None:
-        with self._monitor:
-            self._monitor.check()
+        with self._group.monitor:
+            self._group.monitor.check()
             self._commands.append(command)
-            self._monitor.notify()
+            self._group.monitor.notify()
 
     def _run(self) -> None:
         prepare_thread()
         try:
-            with self.device.on(self._stream):
+            with self.device.on(self.device.stream()):
                 while (command := self._next_command()) is not None:
                     command()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._group.fail(as_server_error(error, "the exchange of this worker's pieces failed"))
+            self._group.links.fail(
+                as_server_error(error, "the exchange of this worker's pieces failed")
+            )
 
     def _next_command(self) -> Callable[[], None] | None:
         """Wait for the next command. Return None when there will be none."""
@@ -221,12 +230,12 @@ class Owner:
                 return (self._state.answer,)
             if self._commands:
                 return (self._commands.popleft(),)
-            return (None,) if self._stopped or self._monitor.failure else None
+            return (None,) if self._stopped or self._group.monitor.failure else None
 
-        with self._monitor:
+        with self._group.monitor:
             self._is_idle = True
-            self._monitor.notify()
-        command = self._monitor.wait_for(found, "no command came", limited=False)[0]
+            self._group.monitor.notify()
+        command = self._group.monitor.wait_for(found, "no command came", limited=False)[0]
         self._is_idle = False
         return command
 
@@ -244,7 +253,7 @@ class Owner:
 
         while True:
             # the training loop of this worker may take any time
-            came = self._monitor.wait_for(
+            came = self._group.monitor.wait_for(
                 found,
                 "not every worker of this machine has finished the iteration",
                 limited=not owes(rank),
@@ -268,14 +277,6 @@ class Owner:
         self._inner.finish()
         self._publish_all()
 
-    def _settle(self, step: Callable[[], None], ready: Event) -> None:
-        self.device.wait(ready)
-        step()
-        self._publish_all()
-        with self._monitor:
-            self._settled += 1
-            self._monitor.notify()
-
     def _publish_all(self) -> None:
         """Publish the pieces in order, small ones together."""
         start = elements = 0
@@ -293,12 +294,13 @@ class Owner:
     def _publish(self, start: int, stop: int) -> None:
         group, mark = self._group, self.device.event()
         mark.synchronize()
-        group.send(group.others, "Values", self._requests(), *self._own[start:stop])
-        with self._monitor:
+        requests = len(self._control.requests)
+        group.send(group.others, "Values", requests, *self._own[start:stop])
+        with self._group.monitor:
             for place in range(start, stop):
                 self.published[place] += 1
                 self.marks[place] = mark
-            self._monitor.notify()
+            self._group.monitor.notify()
 
     def _take(self, contribution: Contribution) -> None:
         worker, place = contribution.worker, contribution.place
@@ -306,15 +308,15 @@ class Owner:
             case "Parts":
                 if contribution.part is not None:
                     self._parts.setdefault(place, []).append(contribution.part)
-                if self._contributions.contribute(place, worker):
+                if self._contributions.note(place, worker):
                     self._begin(place)
             case "Rows":
                 if worker != self._group.rank:
                     self.stacks[place].add(worker, contribution.rows, contribution.payload)
-                if self._contributions.contribute(place, worker):
+                if self._contributions.note(place, worker):
                     self._begin_factors(place)
             case _:
-                if self._contributions.release(place, worker):
+                if self._contributions.note(place, worker, release=True):
                     self._inner.release(place)
 
     def _begin(self, place: int) -> None:

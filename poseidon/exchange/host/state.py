@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import msgpack
@@ -25,16 +26,51 @@ from ps_server import RemoteProtocolError
 from ps_server.errors import as_server_error
 from ps_server.transport.base import Buffer
 
-OfPieces = dict[int, list[Array]]
-"""Flat arrays by the number of their piece."""
+FIRST = -1
+"""The number of what rank 0 begins with, which nobody asks for."""
 
 
 class What(Enum):
     """A part of the state."""
 
-    HISTORIES = 0
-    HELD_BACK = 1
-    KEEP = 2
+    HELD_BACK = 0
+    KEEP = 1
+
+
+@dataclass(slots=True)
+class Asked:
+    """What is asked of other workers.
+
+    Attributes:
+        missing: the workers of whom something is still to come.
+        unread: the workers that have not begun to copy it.
+        histories: flat arrays by the number of their piece.
+        held_back: what codecs hold back, by name.
+    """
+
+    missing: set[int]
+    unread: set[int]
+    histories: dict[int, list[Array]] = field(default_factory=dict)
+    held_back: dict[str, Array] = field(default_factory=dict)
+
+
+def send_state(
+    group: HostGroup,
+    to: int,
+    number: int,
+    histories: Mapping[int, History],
+    held: Mapping[str, Array],
+) -> None:
+    """Send a worker what it has asked for.
+
+    Args:
+        histories: by the number of their piece.
+    """
+    for piece, arrays in histories.items():
+        packed = [piece, [_bytes(array) for array in arrays]]
+        group.send([to], "State", number, 0, payload=msgpack.packb(packed))
+    last = {name: _bytes(array) for name, array in held.items()}
+    group.send([to], "State", number, 1, payload=msgpack.packb(last))
 
 
 class StateServer:
@@ -56,7 +92,7 @@ class StateServer:
     def _take(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         number, what = fields
         if what not in [each.value for each in What]:
-            raise RemoteProtocolError(f"{self._group.links.name(sender)} asks for an unknown state")
+            raise RemoteProtocolError(f"{self._group.name(sender)} asks for an unknown state")
         self.asked.append((sender, number, What(what)))
 
     def answer(self) -> None:
@@ -69,29 +105,15 @@ class StateServer:
                 target=self._send_kept, args=(sender, number, kept), name="kept-state", daemon=True
             ).start()
         else:
-            is_held_back = what is What.HELD_BACK
-            self._send(
-                sender,
-                number,
-                {} if is_held_back else self._inner.histories(),
-                self._inner.held_back() if is_held_back else {},
-            )
+            send_state(self._group, sender, number, {}, self._inner.held_back())
 
     def _send_kept(self, sender: int, number: int, kept: KeptHistories) -> None:
         try:
-            self._send(sender, number, kept.result(), kept.held_back())
+            histories = {self._own[place]: own for place, own in kept.result().items()}
+            send_state(self._group, sender, number, histories, kept.held_back())
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: all workers get the error
             if not self._group.monitor.closed:
-                self._group.fail(as_server_error(error, "the state did not come"))
-
-    def _send(
-        self, to: int, number: int, histories: Mapping[int, History], held: Mapping[str, Array]
-    ) -> None:
-        for place, arrays in histories.items():
-            packed = [self._own[place], [_bytes(array) for array in arrays]]
-            self._group.send([to], "State", number, 0, payload=msgpack.packb(packed))
-        last = {name: _bytes(array) for name, array in held.items()}
-        self._group.send([to], "State", number, 1, payload=msgpack.packb(last))
+                self._group.links.fail(as_server_error(error, "the state did not come"))
 
 
 class HostState(CarrierState):
@@ -126,49 +148,31 @@ class HostState(CarrierState):
             piece.name(tensors[piece.index].name): piece for piece in pieces if not piece.is_whole
         }
         self._number = 0
-        self._kept: dict[int, int] = {}
-        self._answers: dict[int, tuple[OfPieces, dict[str, Array]]] = {}
-        self._missing: dict[int, set[int]] = {}
+        self._asked = {FIRST: Asked({0}, set())}
         self._given: Mapping[str, Array] = {}
-        self._first: dict[int, list[Array] | None] = {}
-        self._first_given: dict[str, Array] | None = None
         group.peers.on("Kept", 1, self._note_kept)
         group.peers.on("State", 2, self._take)
-        group.peers.on("First", 1, self._take_first)
-        group.peers.on("Given", 1, self._take_given)
-
-    def histories(self) -> Mapping[int, History]:
-        number = self._ask(What.HISTORIES)
-        own = self._inner.histories()
-        return self._whole(own, self._answer(number)[0])
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
-        number = self._ask(What.KEEP)
-        kept = self._inner.keep({})
-        others = len(self._group.others)
+        asked, kept = self._ask(What.KEEP), self._inner.keep({})
         self._group.monitor.wait_for(
-            lambda: True if self._kept.get(number, 0) == others else None,
+            lambda: None if asked.unread else True,
             "the workers of this machine did not begin to copy their state",
         )
-        del self._kept[number]
-        found: list[tuple[OfPieces, dict[str, Array]]] = []
-
-        def answer() -> tuple[OfPieces, dict[str, Array]]:
-            if not found:
-                found.append(self._answer(number))
-            return found[0]
 
         def poll() -> Mapping[int, History] | None:
             own = kept.poll()
             with self._group.monitor:
                 self._group.monitor.check()
-                has_come = bool(found) or not self._missing[number]
-            return None if own is None or not has_come else self._whole(own, answer()[0])
+                has_come = not asked.missing
+            return None if own is None or not has_come else self._whole(own, asked.histories)
 
         return KeptHistories(
             poll,
-            lambda: self._whole(kept.result(), answer()[0]),
-            lambda: self._with_whole_names(merged([kept.held_back(), answer()[1]])),
+            lambda: self._whole(kept.result(), self._answer(asked).histories),
+            lambda: self._with_whole_names(
+                merged([kept.held_back(), self._answer(asked).held_back])
+            ),
         )
 
     def parts(self) -> Mapping[str, Tensor]:
@@ -178,9 +182,8 @@ class HostState(CarrierState):
         return self._inner.replicated()
 
     def held_back(self) -> Mapping[str, Array]:
-        number = self._ask(What.HELD_BACK)
-        own = self._inner.held_back()
-        return self._with_whole_names(merged([own, self._answer(number)[1]]))
+        asked, own = self._ask(What.HELD_BACK), self._inner.held_back()
+        return self._with_whole_names(merged([own, self._answer(asked).held_back]))
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         self._given = held_back
@@ -209,36 +212,19 @@ class HostState(CarrierState):
                     memory[number].copy_(values[number], non_blocking=True)
             for value in values[:1]:  # there is none where the exchange has no tensor
                 device_of(value.device).event().synchronize()
-            for number, piece in enumerate(self._pieces):
-                if piece.plane:
-                    history = None if histories is None else self._part(histories, number)
-                    packed = None if history is None else [_bytes(array) for array in history]
-                    group.send([piece.plane], "First", number, payload=msgpack.packb(packed))
             for rank in group.others:
                 own = [number for number, piece in enumerate(self._pieces) if piece.plane == rank]
-                held = {name: _bytes(part) for name, part in self._of_pieces(own, given).items()}
-                group.send([rank], "Given", 0, payload=msgpack.packb(held))
+                parts = {} if histories is None else {n: self._part(histories, n) for n in own}
+                send_state(group, rank, FIRST, parts, self._of_pieces(own, given))
         elif not group.first:
-            first, from_rank_0 = group.monitor.wait_for(
-                self._take_first_state, "the first values of worker 0 did not come"
-            )
+            first, self._asked[FIRST] = self._answer(self._asked[FIRST]), Asked({0}, set())
             for number in self._own:
                 values[number].copy_(memory[number], non_blocking=True)
-            shared = None if any(first[n] is None for n in self._own) else first
             if not self._inner.private:
-                found = None if shared is None else [shared[n] or [] for n in self._own]
-            given = {**from_rank_0, **given}
+                has_all = all(number in first.histories for number in self._own)
+                found = [first.histories[n] for n in self._own] if has_all else None
+            given = {**first.held_back, **given}
         self._inner.hold_back({**given, **self._of_pieces(self._own, given)})
-        return found
-
-    def _take_first_state(
-        self,
-    ) -> tuple[dict[int, list[Array] | None], dict[str, Array]] | None:
-        self._group.check_left(lambda rank: rank == 0)
-        if self._first_given is None:
-            return None
-        found = self._first, self._first_given
-        self._first, self._first_given = {}, None
         return found
 
     def _part(self, histories: Sequence[History], number: int) -> list[Array]:
@@ -262,52 +248,49 @@ class HostState(CarrierState):
                 found[piece.name(name) + whole.removeprefix(name)] = part
         return found
 
-    def _take_first(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
-        packed = msgpack.unpackb(payload)
-        self._first[fields[0]] = None if packed is None else [_array(array) for array in packed]
-
-    def _take_given(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
-        held = msgpack.unpackb(payload)
-        self._first_given = {name: _array(part) for name, part in held.items()}
-
-    def _ask(self, what: What) -> int:
+    def _ask(self, what: What) -> Asked:
         group = self._group
         number, self._number = self._number, self._number + 1
         with group.monitor:
-            self._answers[number] = {}, {}
-            self._missing[number] = set(group.others)
+            asked = self._asked[number] = Asked(set(group.others), set(group.others))
         group.send(group.others, "Ask", number, what.value)
-        return number
+        return asked
 
-    def _answer(self, number: int) -> tuple[OfPieces, dict[str, Array]]:
+    def _answer(self, asked: Asked) -> Asked:
+        """Wait for what was asked; it may be called again."""
+
         def found() -> bool | None:
-            self._group.check_left(self._missing[number].__contains__, answers=True)
-            return None if self._missing[number] else True
+            self._group.check_left(asked.missing.__contains__, answers=True)
+            return None if asked.missing else True
 
         self._group.monitor.wait_for(found, "the state of this machine's workers did not come")
-        del self._missing[number]
-        return self._answers.pop(number)
+        return asked
 
-    def _note_kept(self, _: int, fields: Sequence[int], __: Buffer) -> None:
-        self._kept[fields[0]] = self._kept.get(fields[0], 0) + 1
+    def _note_kept(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        if (asked := self._asked.get(fields[0])) is not None:
+            asked.unread.discard(sender)
 
     def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         number, last = fields
-        if sender not in self._missing.get(number, ()):
+        asked = self._asked.get(number)
+        if asked is None or sender not in asked.missing:
             raise RemoteProtocolError(
-                f"{self._group.links.name(sender)} sends a state that nobody has asked for"
+                f"{self._group.name(sender)} sends a state that nobody has asked for"
             )
-        histories, held_back = self._answers[number]
         found = msgpack.unpackb(payload, strict_map_key=False)
         if last:
-            held_back |= {name: _array(array) for name, array in found.items()}
-            self._missing[number].discard(sender)
+            asked.held_back |= {name: _array(array) for name, array in found.items()}
+            asked.missing.discard(sender)
+            if not asked.missing and number != FIRST:
+                del self._asked[number]
         else:
-            histories[found[0]] = [_array(array) for array in found[1]]
+            asked.histories[found[0]] = [_array(array) for array in found[1]]
 
-    def _whole(self, own: Mapping[int, History], others: OfPieces) -> Mapping[int, History]:
+    def _whole(
+        self, own: Mapping[int, History], others: Mapping[int, list[Array]]
+    ) -> Mapping[int, History]:
         """Return the histories of the tensors from those of their pieces."""
-        of_pieces = others | {self._own[place]: list(history) for place, history in own.items()}
+        of_pieces = {**others, **{self._own[place]: list(own[place]) for place in own}}
         found: dict[int, list[list[Array]]] = {}
         for number in sorted(of_pieces):
             found.setdefault(self._pieces[number].index, []).append(of_pieces[number])

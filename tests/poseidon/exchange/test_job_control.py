@@ -94,7 +94,7 @@ def test_each_worker_has_the_payloads_of_all_by_rank() -> None:
         expected = (b"payload 0", b"payload 1", b"payload 2")
         assert [one.result() for one in begun] == [expected] * 3
         assert [one.poll() for one in begun] == [expected] * 3
-        assert all(not control._payloads for _, control in ends)
+        assert all(not control._collections.payloads for _, control in ends)
 
 
 def test_only_who_needs_the_payloads_gets_them() -> None:
@@ -103,7 +103,7 @@ def test_only_who_needs_the_payloads_gets_them() -> None:
             begun = [control.gather(b"%d" % rank, to) for rank, (_, control) in enumerate(ends)]
             for rank, one in enumerate(begun):
                 assert one.result() == (expected if to is None or rank in to else ())
-        assert all(not control._payloads for _, control in ends)
+        assert all(not control._collections.payloads for _, control in ends)
 
 
 def test_one_worker_is_a_collection_of_its_own() -> None:

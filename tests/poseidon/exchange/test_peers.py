@@ -44,7 +44,7 @@ def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> 
     with pytest.raises(RemoteProtocolError), peers.monitor:
         peers._receive(1, [msgpack.packb([VERSION, *header]), payload])
     assert not control.requests
-    assert not control._payloads
+    assert not control._collections.payloads
     assert not sums._adding._queued
     peers.close(0)
     sums.close()

@@ -8,9 +8,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from poseidon.caffe.solver.averages import SmoothedLoss, accumulate, as_outputs, pack, parts, total
+from poseidon.caffe.solver.averages import (
+    SmoothedLoss,
+    accumulate,
+    as_outputs,
+    join,
+    pack,
+    parts,
+    split,
+    total,
+)
 from poseidon.errors import DataError
-from poseidon.exchange.job_control import join, split
 
 
 def test_the_window_is_caffes() -> None:

@@ -11,9 +11,10 @@ import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.host.group import HostGroup
+from poseidon.exchange.host import carrier
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, ServerError
 from tests.support.machines import machines
 from tests.support.threads import on_threads
@@ -25,13 +26,13 @@ TENSORS, WORKERS, ITERATIONS = 5 * MOST_PIECES, 2, 3
 def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many messages of each kind the workers of hosts have sent."""
     counts: Counter[str] = Counter()
-    send = HostGroup.send
+    send = Peers.send
 
-    def noted(group: HostGroup, to: Any, kind: str, *numbers: int, **payload: Any) -> None:
+    def noted(peers: Peers[Any], to: Any, kind: str, *numbers: int, **payload: Any) -> None:
         counts[kind] += 1
-        send(group, to, kind, *numbers, **payload)
+        send(peers, to, kind, *numbers, **payload)
 
-    monkeypatch.setattr(HostGroup, "send", noted)
+    monkeypatch.setattr(Peers, "send", noted)
     return counts
 
 
@@ -116,7 +117,7 @@ def test_an_owner_of_nothing_finishes_no_iteration_that_its_worker_has_only_begu
 def test_the_exchange_between_hosts_ends_where_the_workers_of_a_host_do_not_exchange(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def share(group: HostGroup, *_: Any) -> None:
+    def share(*_: Any) -> None:
         raise PeerLost("worker 1 has gone")
 
     ended: list[str] = []
@@ -126,7 +127,7 @@ def test_the_exchange_between_hosts_ends_where_the_workers_of_a_host_do_not_exch
         close(exchange)
         ended.append(threading.current_thread().name)
 
-    monkeypatch.setattr(HostGroup, "share", share)
+    monkeypatch.setattr(carrier, "HostMemory", share)
     monkeypatch.setattr(Exchange, "close", noted)
 
     def run(rank: int) -> str:

@@ -15,14 +15,14 @@ CPU = torch.device("cpu")
 
 def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
     counted = Contributions([False, True], [1, 1])
-    assert not counted.contribute(0, 1)
-    assert counted.contribute(0, 0)
-    assert not counted.contribute(1, 0)
-    assert counted.contribute(1, 1)
+    assert not counted.note(0, 1)
+    assert counted.note(0, 0)
+    assert not counted.note(1, 0)
+    assert counted.note(1, 1)
     assert not counted.complete  # the tensor of factors is not released
-    assert not counted.release(1, 1)
+    assert not counted.note(1, 1, release=True)
     assert (counted.owes(0), counted.owes(1)) == (True, False)
-    assert counted.release(1, 0)
+    assert counted.note(1, 0, release=True)
     assert counted.complete
     counted.start()
     assert not counted.complete
@@ -31,14 +31,14 @@ def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
 
 def test_a_worker_gives_as_many_parts_as_it_has_nodes() -> None:
     counted = Contributions([False, True], [1, 2])
-    assert not counted.contribute(0, 1)
-    assert not counted.contribute(0, 0)
+    assert not counted.note(0, 1)
+    assert not counted.note(0, 0)
     assert counted.owes(1)
-    assert counted.contribute(0, 1)
+    assert counted.note(0, 1)
     with pytest.raises(AssertionError, match="worker 1 contributes too often"):
-        counted.contribute(0, 1)
-    assert not counted.contribute(1, 1)
-    assert counted.contribute(1, 0)  # factors come as one
+        counted.note(0, 1)
+    assert not counted.note(1, 1)
+    assert counted.note(1, 0)  # factors come as one
 
 
 def packed(u: torch.Tensor, v: torch.Tensor) -> bytearray:

@@ -99,29 +99,6 @@ def test_all_meet_and_share_a_file(address: str) -> None:
     assert not list(Path(address).parent.glob("*"))  # no name is left
 
 
-def test_each_gives_each_other_something_before_messages_move(address: str) -> None:
-    def body(rank: int, end: End) -> None:
-        end.meet()
-        for turn in range(3):
-            given = {other: b"%d %d %d" % (turn, rank, other) for other in end.links.others}
-            found = end.links.trade(given)
-            assert found == {other: b"%d %d %d" % (turn, other, rank) for other in given}
-
-    together(ends(address, 3), body)
-
-
-def test_who_cannot_continue_says_so_in_a_trade(address: str) -> None:
-    def body(rank: int, end: End) -> None:
-        end.meet()
-        if rank == 1:
-            end.links.refuse(PeerLost("worker 5 has no memory"))
-            return
-        with pytest.raises(PeerLost, match=r"^worker 5 has no memory$"):
-            end.links.trade(dict.fromkeys(end.links.others, b""))
-
-    together(ends(address, 2), body)
-
-
 def test_messages_come_whole_and_in_order(address: str) -> None:
     large = os.urandom(3_000_000)
 

@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -19,47 +19,51 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.device import HOST
+from poseidon.exchange.device import DONE, HOST
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host import carrier
 from poseidon.exchange.host.carrier import HostCarrier
-from poseidon.exchange.host.links import HostLinks
-from poseidon.exchange.host.memory import HostMemory, new_file
+from poseidon.exchange.host.group import HostGroup, new_file
+from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.pieces import FlatPiece
 from poseidon.exchange.kinds import ExchangeKind
-from ps_server import TransportError
+from ps_server import Collection, TransportError
 from tests.support.exchange_contract import Make, Scenario, train
 from tests.support.machines import machines
 from tests.support.simulated_device import Race, SimulatedDevice, SimulatedTensor, simulated_devices
 from tests.support.threads import on_threads
 
-PARTS = [[0, 1, 2], [1, 0, 1], [0, 0, 0]]
+COUNTS = (1, 1, 2)
+PARTS = [[0, 1, 2], [1, 0, 2], [0, 0, 0]]
 PIECES = [
     FlatPiece(index=index, start=0, stop=size, is_whole=True, plane=plane)
     for index, (size, plane) in enumerate([(5, 0), (1, 1), (40, 0)])
 ]
 
 
-class LinksOnCpus:
-    """The connections of workers without GPUs."""
+class GroupOnCpus:
+    """Workers without GPUs, which contribute `COUNTS` parts."""
 
-    def __init__(self, others: int) -> None:
-        self.others = list(range(1, 1 + others))
+    def __init__(self, rank: int, file: int) -> None:
+        self.rank, self.size, self.file = rank, len(COUNTS), file
+        self.trades = self.tree = self
 
-    def trade(self, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
-        return dict.fromkeys(payloads, b"")
+    def parts(self, worker: int) -> Sequence[None]:
+        return (None,) * COUNTS[worker]
+
+    def gather(self, payload: bytes) -> Collection:
+        payloads = (payload,) * self.size
+        return Collection(lambda: payloads, lambda: payloads)
 
 
-def memory(
-    pieces: Sequence[FlatPiece], parts: Sequence[Sequence[int]], rank: int, file: int
-) -> HostMemory:
-    links = cast("HostLinks", LinksOnCpus(2))
-    return HostMemory(pieces, parts, rank, links, file, torch.zeros(1))
+def memory(pieces: Sequence[FlatPiece], rank: int, file: int) -> HostMemory:
+    group = cast("HostGroup", GroupOnCpus(rank, file))
+    return HostMemory(pieces, frozenset({2}), group, torch.zeros(1))
 
 
 def test_what_one_worker_writes_all_others_read() -> None:
     file = new_file()
-    one, other = (memory(PIECES, PARTS, rank, os.dup(file)) for rank in range(2))
+    one, other = (memory(PIECES, rank, os.dup(file)) for rank in range(2))
     os.close(file)
     for number, value in enumerate(one.values):
         value.fill_(number)
@@ -82,7 +86,7 @@ def test_what_one_worker_writes_all_others_read() -> None:
 
 
 def test_a_host_without_tensors_has_memory_too() -> None:
-    memory([], [], 0, new_file()).close()
+    memory([], 0, new_file()).close()
 
 
 def test_memory_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +94,15 @@ def test_memory_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "ftruncate", truncate)
-    large = FlatPiece(index=0, start=0, stop=2**20, is_whole=True, plane=0)
+    large = FlatPiece(index=2, start=0, stop=2**20, is_whole=True, plane=0)
     with pytest.raises(TransportError, match="cannot share 4 MiB of memory: No space left"):
-        memory([large], [[0, 0, 0]], 0, new_file())
+        memory([large], 0, new_file())
 
 
 CHILD = """
 import os, signal
-from poseidon.exchange.host.memory import _of_file, new_file
+from poseidon.exchange.host.group import new_file
+from poseidon.exchange.host.memory import _of_file
 _of_file(1000, new_file()).fill_(1.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -276,7 +281,11 @@ def test_memory_between_gpus_is_float32_whatever_the_tensors_are() -> None:
 
 def tell_before_the_copy_ends(patch: pytest.MonkeyPatch) -> None:
     send = HostCarrier._send_parts
-    patch.setattr(HostCarrier, "_send_parts", lambda self, parts, copied: send(self, parts, []))
+    patch.setattr(
+        HostCarrier,
+        "_send_parts",
+        lambda self, copied: send(self, [(number, part, DONE) for number, part, _ in copied]),
+    )
 
 
 def one_place_for_all_parts(patch: pytest.MonkeyPatch) -> None:
