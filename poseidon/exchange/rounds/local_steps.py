@@ -53,6 +53,7 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.quorum import QuorumRounds, RoundControl
@@ -165,8 +166,8 @@ class RoundsCarrier(GradientCarrier):
         quorum: the rounds, where a quorum of the workers ends them; None: all do.
 
     Attributes:
-        reached: iterations that the job has finished, where it may continue without this worker; it
-            continues from there. 0: all workers make each iteration.
+        iteration: the number of the next one, after `finish`. Where the job may continue without
+            this worker, it continues from the iterations that the job has finished.
     """
 
     state: RoundsState
@@ -187,19 +188,15 @@ class RoundsCarrier(GradientCarrier):
     ) -> None:
         self.indices = range(len(tensors))
         self._outer = outer
-        self._rank = rank
         self._options = options
-        self._in_parts = options.streams
-        self._values = [trained.tensor.detach() for trained in tensors]
-        self._anchors = [anchor.tensor for anchor in anchors]
-        self._are_statistics = [trained.statistics for trained in tensors]
+        self._anchors = anchors
         self._outer_gradients = [
-            None if trained.statistics or len(own) > 1 else torch.empty_like(anchor)
-            for trained, anchor in zip(tensors, self._anchors, strict=True)
+            None if anchor.statistics or len(own) > 1 else torch.empty_like(anchor.tensor)
+            for anchor in anchors
         ]
         """Memory that stays, where the process has one outer gradient of each tensor."""
         steps = options.local_steps
-        parts = fragments_of([v.numel() for v in self._values], options.sync_fragments)
+        parts = fragments_of([t.tensor.numel() for t in tensors], options.sync_fragments)
         self._fragments = [
             Fragment(indices, (number + 1) * steps // len(parts) % steps)
             for number, indices in enumerate(parts)
@@ -207,19 +204,13 @@ class RoundsCarrier(GradientCarrier):
         self._fragment_of = [fragment for fragment in self._fragments for _ in fragment.indices]
         self._due: set[int] = set()
         self._started = False  # whether an iteration of the outer exchange has
-        self._by_caller = any(trained.rule.kind is RuleKind.MEAN for trained in tensors)
-        self._arrives_at_once = self._by_caller and not delayed
         self._quorum = quorum
-        self._records = self._weight = self._last_weight = 0.0
-        """In this iteration, in the iterations since the last round, and in the last round."""
-        self._inner = InnerWorkers(tensors, settings, count=len(own), by_caller=self._by_caller)
-        self._iteration = self._exchanges = settings.start_clock
-        self.reached = 0
+        self._inner = InnerWorkers(tensors, settings, count=len(own))
+        self._arrives_at_once = self._inner.by_caller and not delayed
+        self.iteration = settings.start_clock
         self._momentum: DelayedMomentum | None = None
-        self._momentum_factor = delayed / options.outer_lr
         if delayed and reads_outer:
-            statistics = [trained.statistics for trained in tensors]
-            self._momentum = DelayedMomentum(self._anchors, statistics, options)
+            self._momentum = DelayedMomentum(anchors, options, delayed)
         # A worker has read fragment k - m, and so has rank 0's push of it, before it ends exchange
         # k. An exchange takes at least H // P iterations. `Session.signal` reckons with m = 1.
         spacing = steps // len(parts)
@@ -227,17 +218,22 @@ class RoundsCarrier(GradientCarrier):
         self._ends.next_end = self._next_end()
         if quorum is not None:
             quorum.settle = self._settle_quorum
-        self.control = quorum or self._ends
         outer_histories = outer.state.histories if reads_outer else None
         self.state = RoundsState(
             self._inner.histories,
             outer.state,
             anchors,
+            rank=rank,
             own=own,
             outer_histories=self._momentum.histories if self._momentum else outer_histories,
             outer_arrays=2 if delayed else 1,
             barrier=None if quorum is None else lambda: outer.control.all_gather(b""),
         )
+
+    @property
+    def control(self) -> JobControl:
+        """The requests of rank 0 by iterations."""
+        return self._quorum or self._ends
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         """Open both exchanges.
@@ -247,37 +243,36 @@ class RoundsCarrier(GradientCarrier):
         """
         inner, outer = self.state.split(histories)
         if clock is not None:
-            self._iteration = self._exchanges = clock
+            self.iteration = clock
             self._ends.next_end = self._next_end()
-        self._records = self._weight = 0.0
-        self.reached = 0
         if self._quorum is not None:
-            self._quorum.complete = True
+            self._quorum.open()
         self._inner.open(inner, clock)
-        for anchor, value in zip(self._anchors, self._values, strict=True):
-            anchor.copy_(value)
+        for index, anchor in enumerate(self._anchors):
+            anchor.tensor.copy_(self._inner.values(index)[0])
         self._outer.open(None if self._momentum else outer, clock)
         self._started = False
         self._take_anchors()
         if self._momentum is not None:
             self._momentum.load(outer)
-        self.state.bring(self._outer.control, self._rank)
+        self.state.bring(self._outer.control)
 
     def start(self, step: Step) -> None:
-        self._iteration = step.iteration
+        self.iteration = step.iteration
         self._inner.start(step)
         self._start_outer()
 
     def _start_outer(self) -> None:
         if not self._started:
             self._started = True
-            self._outer.start(self._exchanges, self._options.outer_lr)
-            if not self._in_parts:
+            self._outer.start(self._outer.finished, self._options.outer_lr)
+            if not self._options.streams:
                 self._due.update(self.indices)
 
     def note_records(self, count: float) -> None:
         """See `Exchange.note_records`."""
-        self._records += count
+        if self._quorum is not None:
+            self._quorum.note_records(count)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         self._inner.begin(index, gradient)
@@ -287,7 +282,7 @@ class RoundsCarrier(GradientCarrier):
             return
         self._due.discard(index)
         self._outer.wait(index)
-        anchor = self._anchors[index]
+        anchor = self._anchors[index].tensor
         for value in self._inner.values(index):
             if self._fragment_of[index].exact:
                 value.copy_(anchor)
@@ -302,18 +297,19 @@ class RoundsCarrier(GradientCarrier):
     def finish(self, limit: float) -> None:
         self._wait_all()
         self._inner.finish()
-        self._iteration += 1
-        self._weight, self._records = self._weight + (self._records or 1.0), 0.0
+        self.iteration += 1
+        if self._quorum is not None:
+            self._quorum.end_iteration()
         for fragment in self._fragments:
             fragment.steps += 1
             sent_at = fragment.sent_at
-            if sent_at is not None and self._iteration >= sent_at + self._options.sync_delay:
+            if sent_at is not None and self.iteration >= sent_at + self._options.sync_delay:
                 self._arrive(fragment)
-        if self._by_caller:
+        if self._inner.by_caller:
             self._wait_all()  # what has come is not behind what leaves now
         for fragment in self._fragments:
             awaited = self._quorum is not None and self._quorum.is_awaited
-            if awaited or self._iteration % self._options.local_steps == fragment.offset:
+            if awaited or self.iteration % self._options.local_steps == fragment.offset:
                 self._end_round(fragment)
 
     def _end_round(self, fragment: Fragment) -> None:
@@ -323,10 +319,10 @@ class RoundsCarrier(GradientCarrier):
             self._meet(self._quorum, whole=False)
             return
         self._send([fragment])
-        self._ends.end_round(self._iteration, self._exchanges, next_end=self._next_end())
+        self._ends.end_round(self.iteration, self._outer.finished, next_end=self._next_end())
         if not self._options.sync_delay:
             self._arrive(fragment)
-        if self._arrives_at_once and self._in_parts:
+        if self._arrives_at_once and self._options.streams:
             self._wait_all()
         elif self._arrives_at_once:
             self._outer.settle()
@@ -338,11 +334,10 @@ class RoundsCarrier(GradientCarrier):
         Args:
             whole: whether it waits for all workers.
         """
-        self._last_weight, self._weight = self._weight or self._last_weight, 0.0
-        quorum.describe(self._iteration, self._last_weight, whole=whole)
+        quorum.describe(self.iteration, whole=whole)
         self._send(self._fragments)
         self._outer.settle()
-        self.reached = self._iteration = quorum.end()
+        self.iteration = quorum.end()
         self._take_anchors()
 
     def _settle_quorum(self) -> None:
@@ -381,7 +376,7 @@ class RoundsCarrier(GradientCarrier):
     def _next_end(self) -> int:
         steps = self._options.local_steps
         return min(
-            self._iteration + (f.offset - self._iteration - 1) % steps + 1 for f in self._fragments
+            self.iteration + (f.offset - self.iteration - 1) % steps + 1 for f in self._fragments
         )
 
     def _wait_all(self) -> None:
@@ -393,7 +388,7 @@ class RoundsCarrier(GradientCarrier):
         outer iteration.
         """
         for fragment in fragments:
-            fragment.sent_at, fragment.steps = self._iteration, 0
+            fragment.sent_at, fragment.steps = self.iteration, 0
         indices = [index for fragment in fragments for index in fragment.indices]
         for worker in range(self._inner.count):
             if worker:
@@ -403,7 +398,6 @@ class RoundsCarrier(GradientCarrier):
             for index, gradient in ready:
                 self._outer.begin(index, gradient)
         self._outer.finish()
-        self._exchanges += 1
         self._started = False
 
     def _outer_gradient(self, index: int, worker: int) -> list[tuple[int, Tensor]]:
@@ -413,18 +407,18 @@ class RoundsCarrier(GradientCarrier):
         Args:
             worker: place of the virtual worker among this process's.
         """
-        anchor, value = self._anchors[index], self._inner.values(index)[worker]
-        if self._are_statistics[index]:
+        anchor, value = self._anchors[index].tensor, self._inner.values(index)[worker]
+        if self._anchors[index].statistics:
             if self._inner.count > 1:
                 return [(index, value.clone(memory_format=torch.contiguous_format))]
             anchor.copy_(value)
-            return [(index, anchor)] if self._in_parts else []
+            return [(index, anchor)] if self._options.streams else []
         gradient = self._outer_gradients[index]
         if gradient is None:
             gradient = torch.empty_like(anchor)
         torch.sub(anchor, value, out=gradient)
         if self._momentum is not None:
-            gradient.add_(self._momentum.next_extra(index), alpha=self._momentum_factor)
+            self._momentum.add_to(gradient, index)
         return [(index, gradient)]
 
     def _arrive(self, fragment: Fragment) -> None:
@@ -440,7 +434,7 @@ class RoundsCarrier(GradientCarrier):
         self._due.clear()
         for fragment in self._fragments:
             fragment.steps, fragment.sent_at = 0, None
-        self._inner.set(self._anchors)
+        self._inner.set([anchor.tensor for anchor in self._anchors])
 
 
 class RoundsExchange(Exchange):
@@ -460,4 +454,4 @@ class RoundsExchange(Exchange):
 
     def finish(self) -> None:
         super().finish()
-        self.finished = max(self.finished, self._rounds.reached)
+        self.finished = self._rounds.iteration

@@ -94,26 +94,40 @@ class QuorumRounds(JobControl):
         self._sent: list[SignalKind] = []
         self._requests: tuple[Signal, ...] = ()
         self.settle: Callable[[], None] = lambda: None
+        self.open()
+
+    def open(self) -> None:
+        """Begin with a round of all workers behind them."""
         self.complete = True
+        self._records = self._weight = self._last_weight = 0.0
+        """In this iteration, in the iterations since the last round, and in the last round."""
 
     @property
     def is_awaited(self) -> bool:
         """Whether a quorum of the workers waits for this one."""
         return self._client.is_awaited
 
-    def describe(self, iterations: int, weight: float, *, whole: bool) -> None:
+    def note_records(self, count: float) -> None:
+        """See `Exchange.note_records`."""
+        self._records += count
+
+    def end_iteration(self) -> None:
+        """Add the records of an iteration to the weight of the changes."""
+        self._weight, self._records = self._weight + (self._records or 1.0), 0.0
+
+    def describe(self, iterations: int, *, whole: bool) -> None:
         """Describe the changes that are sent next.
 
         Args:
             iterations: that this worker has finished.
-            weight: of the changes.
             whole: whether their round waits for all workers.
         """
+        self._last_weight, self._weight = self._weight or self._last_weight, 0.0
         with self._lock:
             self._sent = list(self._asked)
         kinds = bytes(kind.value for kind in self._sent)
         payload = _ITERATION.pack(iterations) + kinds
-        self._client.describe_part(weight, payload, whole=whole or bool(kinds))
+        self._client.describe_part(self._last_weight, payload, whole=whole or bool(kinds))
 
     def end(self) -> int:
         """Wait for the round in which the changes count. Return the job's finished iterations.

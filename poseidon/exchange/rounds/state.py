@@ -22,6 +22,7 @@ from poseidon.exchange.carrier import KeptHistories, LocalHistories, Step, Unite
 from poseidon.exchange.exchange import ExchangeState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.options import ExchangeOptions
+from ps_server import RuleKind
 from ps_server.rules import clip_factor
 
 
@@ -32,24 +33,20 @@ class InnerWorkers:
 
     Args:
         settings: common to all tensors; the limit is for the gradients of each virtual worker.
+
+    Attributes:
         by_caller: whether an optimizer of the caller changes the values, which keeps its own state.
     """
 
     def __init__(
-        self,
-        tensors: Sequence[Trained],
-        settings: ExchangeSettings,
-        *,
-        count: int,
-        by_caller: bool,
+        self, tensors: Sequence[Trained], settings: ExchangeSettings, *, count: int
     ) -> None:
         self.count = count
+        self.by_caller = any(trained.rule.kind is RuleKind.MEAN for trained in tensors)
         self._values = [trained.tensor.detach() for trained in tensors]
-        self._carriers = [
-            AloneCarrier([] if by_caller else tensors, settings) for _ in range(count)
-        ]
+        ruled = () if self.by_caller else tensors
+        self._carriers = [AloneCarrier(ruled, settings) for _ in range(count)]
         self.histories: list[LocalHistories] = [carrier.state for carrier in self._carriers]
-        self._by_caller = by_caller
         self._clip = settings.clip
         self._copies = (
             [[torch.empty_like(value) for value in self._values] for _ in range(count)]
@@ -77,7 +74,7 @@ class InnerWorkers:
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """Take the gradient of a tensor, of the virtual worker whose turn it is."""
-        if not self._by_caller:
+        if not self.by_caller:
             self._carriers[self._turn].begin(index, gradient)
 
     def next(self) -> None:
@@ -92,7 +89,7 @@ class InnerWorkers:
 
     def _update(self) -> None:
         carrier, limit = self._carriers[self._turn], 1.0
-        if self._clip is not None and not self._by_caller:
+        if self._clip is not None and not self.by_caller:
             limit = clip_factor(math.fsum(carrier.held_squares()), self._clip)
         carrier.finish(limit)
 
@@ -115,6 +112,8 @@ class RoundsState(UnitedState):
         inner: the histories of the rules of each virtual worker of this process; none where an
             optimizer of the caller keeps them.
         anchors: the tensors of the outer exchange.
+        rank: of this worker in the job.
+        own: its virtual workers.
         outer_arrays: the most arrays of a tensor's outer history.
         outer_histories: returns the outer histories; None where this worker does not read them:
             rank 0 does.
@@ -128,6 +127,7 @@ class RoundsState(UnitedState):
         outer: ExchangeState,
         anchors: Sequence[Trained],
         *,
+        rank: int,
         own: range,
         outer_histories: Callable[[], Mapping[int, History]] | None,
         outer_arrays: int = 1,
@@ -138,6 +138,7 @@ class RoundsState(UnitedState):
         self._barrier = barrier
         self._inner = inner
         self._anchors = anchors
+        self._rank = rank
         self._own = own
         self._given: Mapping[str, Array] = {}
         self._counts = [len(inner[0].of.get(index, ())) for index in range(len(anchors))]
@@ -181,7 +182,7 @@ class RoundsState(UnitedState):
         ]
         return inner, (outer if all(outer) else None)
 
-    def bring(self, control: JobControl, rank: int) -> None:
+    def bring(self, control: JobControl) -> None:
         """Take the inner histories that `hold_back` was given, here or on rank 0, once the exchange
         is open. All workers call it together.
         """
@@ -189,7 +190,7 @@ class RoundsState(UnitedState):
         self._given = {}
         for name in parts.keys() & given.keys():
             parts[name].copy_(torch.from_numpy(given[name]))
-        bring_parts(parts, given, control, rank=rank)
+        bring_parts(parts, given, control, rank=self._rank)
 
     def _parts(self) -> dict[str, Tensor]:
         return {
@@ -232,20 +233,18 @@ class DelayedMomentum:
     Law: each change counts in exactly one t, also across a snapshot.
 
     Args:
-        anchors: of all tensors.
-        statistics: for each tensor whether it is statistics, which no rule moves.
-        options: momentum and its kind.
+        anchors: of all tensors. No rule moves statistics.
+        options: rate and momentum, and its kind.
+        workers: N.
     """
 
-    def __init__(
-        self, anchors: Sequence[Tensor], statistics: Sequence[bool], options: ExchangeOptions
-    ) -> None:
-        self._anchors = anchors
-        self._indices = [index for index, is_one in enumerate(statistics) if not is_one]
-        self._momentum = options.outer_momentum
-        self._nesterov = options.outer_nesterov
+    def __init__(self, anchors: Sequence[Trained], options: ExchangeOptions, workers: int) -> None:
+        self._anchors = [anchor.tensor for anchor in anchors]
+        self._indices = [index for index, anchor in enumerate(anchors) if not anchor.statistics]
+        self._options = options
+        self._factor = workers / options.outer_lr
         self._history, self._moved, self._seen, self._extra = (
-            [torch.zeros_like(anchor) for anchor in anchors] for _ in range(4)
+            [torch.zeros_like(anchor) for anchor in self._anchors] for _ in range(4)
         )
 
     def load(self, histories: Sequence[History] | None) -> None:
@@ -262,17 +261,22 @@ class DelayedMomentum:
             self._seen[index].copy_(self._anchors[index])
             self._extra[index].zero_()
 
+    def add_to(self, gradient: Tensor, index: int) -> None:
+        """Add what rank 0 subtracts to its outer gradient, at the end of a round."""
+        gradient.add_(self.next_extra(index), alpha=self._factor)
+
     def next_extra(self, index: int) -> Tensor:
         """Return e at the end of a round of rank 0, whose anchor is as it was read for the
         round.
         """
         self._note(index)
         history, moved, extra = self._history[index], self._moved[index], self._extra[index]
-        if not self._nesterov:
-            torch.mul(history, self._momentum, out=extra)
-        history.mul_(self._momentum).add_(moved)
-        if self._nesterov:
-            torch.mul(history, self._momentum, out=extra)
+        momentum, nesterov = self._options.outer_momentum, self._options.outer_nesterov
+        if not nesterov:
+            torch.mul(history, momentum, out=extra)
+        history.mul_(momentum).add_(moved)
+        if nesterov:
+            torch.mul(history, momentum, out=extra)
         moved.zero_()
         return extra
 

@@ -41,7 +41,7 @@ def test_each_has_the_steps_of_a_process_of_its_own(rule: Rule) -> None:
         Trained(name="w", tensor=weight, rule=rule),
         Trained(name="m", tensor=mean, statistics=True),
     ]
-    inner = InnerWorkers(tensors, CLIPPED, count=WORKERS, by_caller=False)
+    inner = InnerWorkers(tensors, CLIPPED, count=WORKERS)
     inner.open([None] * WORKERS, None)
     inner.set([torch.ones(2, 3), torch.ones(2)])
     for step in range(STEPS):
@@ -62,5 +62,5 @@ def test_each_has_the_steps_of_a_process_of_its_own(rule: Rule) -> None:
 
 def test_one_has_no_copy_of_its_values() -> None:
     tensors = [Trained(name="w", tensor=torch.ones(2, 3))]
-    inner = InnerWorkers(tensors, CLIPPED, count=1, by_caller=True)
+    inner = InnerWorkers(tensors, CLIPPED, count=1)
     assert [value.data_ptr() for value in inner.values(0)] == [tensors[0].tensor.data_ptr()]

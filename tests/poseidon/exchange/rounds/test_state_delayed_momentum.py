@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.exchange.base import Trained
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.state import DelayedMomentum
 
@@ -18,7 +19,8 @@ def momentum_of(anchors: list[torch.Tensor], *, nesterov: bool = True) -> Delaye
     options = ExchangeOptions(
         local_steps=4, staleness=1, outer_momentum=0.5, outer_nesterov=nesterov
     )
-    momentum = DelayedMomentum(anchors, [False] * len(anchors), options)
+    tensors = [Trained(name=f"w{n}", tensor=anchor) for n, anchor in enumerate(anchors)]
+    momentum = DelayedMomentum(tensors, options, workers=2)
     momentum.load(None)
     return momentum
 
