@@ -150,7 +150,6 @@ def build_exchange(
     arguments = BuildArguments(
         tensors=tensors,
         settings=settings,
-        member=member if not member.shares_hosts else member.of_plane,
         connect=connect,
         trace=trace,
         plan=plan,
@@ -159,14 +158,12 @@ def build_exchange(
         shards=shards,
     )
     if member.options.local_steps:
-        built = _build_local_steps(arguments, schemes)
-    elif shards and member.local_workers > 1:
-        built = build_of_shards(arguments, partial(_build, schemes=()))
-    elif member.local_workers > 1:
-        built = build_on_host(arguments, partial(_build, schemes=schemes))
-    else:
-        built = _build(arguments, schemes)
-    return replace(built, most_lead=member.options.most_lead)
+        return _build_local_steps(arguments, schemes)
+    if shards and member.local_workers > 1:
+        return build_of_shards(arguments, partial(_build, schemes=()))
+    if member.local_workers > 1:
+        return build_on_host(arguments, partial(_build, schemes=schemes))
+    return _build(arguments, schemes)
 
 
 def _of_hosts(tensors: Sequence[Trained], member: Membership) -> list[Trained]:
@@ -326,7 +323,6 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
             arguments,
             tensors=anchors,
             settings=outer_settings,
-            member=of_rounds,
             job=of_rounds,
             plan=plan_of_parts,
             planes=[PlanePart(anchors, plan_of_parts)],
@@ -352,7 +348,6 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
         built,
         exchange=RoundsExchange(rounds, settings, network.interruption),
         plan=replace(built.plan, local_steps=options.local_steps),
-        local_steps=options.local_steps,
     )
 
 

@@ -34,7 +34,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import Compression, wire_bytes
 from poseidon.exchange.membership import Membership
-from ps_server import Precision
+from ps_server import CodecPair, Precision
 
 ELEMENT_BYTES = 4
 
@@ -44,29 +44,29 @@ class Topology:
     """The clients that push, and the load of the shards on each host.
 
     Attributes:
-        workers: P1, pushing clients; at least 1.
         worker_loads: for each pushing client the relative load of the shards on its host; 0: it has
             none.
         server_loads: for each host that only serves, its load on the same scale; above 0.
     """
 
-    workers: int
     worker_loads: tuple[int, ...]
     server_loads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or len(self.worker_loads) != self.workers:
+        if min(self.worker_loads, default=-1) < 0 or min(self.server_loads, default=1) < 1:
             raise UsageError(
-                f"a cluster of {self.workers} workers has {len(self.worker_loads)} loads; "
-                "expected one each"
+                "no host has workers, the load of one is below 0, or the load of a server is below 1"
             )
-        if min(self.worker_loads) < 0 or min(self.server_loads, default=1) < 1:
-            raise UsageError("the load of a host is below 0, or the load of a server is below 1")
+
+    @property
+    def workers(self) -> int:
+        """P1, pushing clients; at least 1."""
+        return len(self.worker_loads)
 
     @classmethod
     def colocated(cls, workers: int) -> Topology:
         """Return a cluster whose hosts all have workers and equal shards: P2 = P1."""
-        return cls(workers=workers, worker_loads=(1,) * workers)
+        return cls(worker_loads=(1,) * workers)
 
     @classmethod
     def of_job(cls, member: Membership) -> Topology:
@@ -100,7 +100,7 @@ class Topology:
                 own[home] += load
             else:
                 others[home] = others.get(home, 0) + load
-        return cls(workers=workers, worker_loads=tuple(own), server_loads=tuple(others.values()))
+        return cls(worker_loads=tuple(own), server_loads=tuple(others.values()))
 
     @property
     def total_load(self) -> int:
@@ -180,6 +180,12 @@ class Choice:
     def is_compressed(self) -> bool:
         """Whether it travels with its compression."""
         return self.compression is not None and self.scheme is Scheme.SERVER
+
+    @property
+    def codec(self) -> CodecPair | None:
+        """Its codecs for the table that has it; None: there are none."""
+        found = self.compression
+        return found if self.is_compressed and isinstance(found, CodecPair) else None
 
     @property
     def bytes(self) -> int:

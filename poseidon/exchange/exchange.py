@@ -34,8 +34,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -53,7 +54,7 @@ from poseidon.exchange.carrier import (
 )
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observer import ObservedCall, Observer, Traffic
+from poseidon.exchange.observer import ObservedCall, ObservedCalls, Observer, Traffic
 from poseidon.exchange.turns import Turns
 from ps_server import Client, ServerError, StoreSpec
 from ps_server.interruption import Interruption
@@ -74,7 +75,6 @@ class Exchange:
 
     Attributes:
         turns: see above.
-        by_factors: indices of the tensors that come by `begin_factors`, never by `begin`.
         state: what a snapshot holds beside the tensors.
         finished: iterations finished: the number of the next one. With a quorum
             (`rounds/quorum.py`) `finish` may leave out those that the job has made without this
@@ -102,24 +102,24 @@ class Exchange:
                 self._by_gradient |= dict.fromkeys(carrier.indices, carrier)
             if isinstance(carrier, FactoredCarrier):
                 self._by_factors |= dict.fromkeys(carrier.by_factors, carrier)
-        self.by_factors = frozenset(self._by_factors)
         self.control = control
         self.closed = False
         self.state = ExchangeState(self)
         self.turns = turns
-        self._interruption = interruption or Interruption()
+        self._calls = ObservedCalls(interruption or Interruption(), now_ns)
         self._clip = settings.clip
         self._all_squares = all_squares
-        self._iteration = self.finished = settings.start_clock
-        control.start(self._iteration)
-        self._now_ns = now_ns
-        self._before: list[Callable[[ObservedCall, int], None]] = []
-        self._after: list[Callable[[ObservedCall, int, int, int], None]] = []
+        self.finished = settings.start_clock
+        control.start(self.finished)
+
+    @property
+    def by_factors(self) -> AbstractSet[int]:
+        """Indices of the tensors that come by `begin_factors`, never by `begin`."""
+        return self._by_factors.keys()
 
     def observe(self, observers: Sequence[Observer]) -> None:
         """Notify these observers of each call from now on, in their order, in place of others."""
-        self._before = [o.before for o in observers if type(o).before is not Observer.before]
-        self._after = [o.after for o in observers if type(o).after is not Observer.after]
+        self._calls.observe(observers)
         self.control.around_wait = lambda: self.observing(ObservedCall.GATHER)
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
@@ -137,7 +137,7 @@ class Exchange:
         """
         with self.observing(ObservedCall.OPEN):
             if clock is not None:
-                self._iteration = self.finished = clock
+                self.finished = clock
                 self.control.start(clock)
             for carrier in self.carriers:
                 carrier.open(histories, clock)
@@ -145,7 +145,7 @@ class Exchange:
     def start(self, iteration: int, *rates: float) -> None:
         """Begin an iteration. `rates` are those in it, one or more; see `Trained.rate_index`."""
         with self.observing(ObservedCall.START, iteration):
-            self._iteration = iteration
+            self.finished = iteration
             step = Step(iteration, rates)
             self.control.start(iteration)
             if self.turns is not None:
@@ -155,18 +155,18 @@ class Exchange:
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """Send the gradient of tensor `index`, which is whole in this iteration."""
-        began_ns = self._begin(ObservedCall.BEGIN, index)
+        began_ns = self._calls.begin(ObservedCall.BEGIN, index)
         try:
             if self.turns is None:
                 self._by_gradient[index].begin(index, gradient)
             else:
                 self._contribute(self.turns, index, gradient)
         finally:
-            self._end(ObservedCall.BEGIN, index, began_ns)
+            self._calls.end(ObservedCall.BEGIN, index, began_ns)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """Send the factors of tensor `index` in this iteration. The layer still uses the tensor."""
-        began_ns = self._begin(ObservedCall.BEGIN, index)
+        began_ns = self._calls.begin(ObservedCall.BEGIN, index)
         factors: tuple[Tensor, Tensor] | None = (u_KN, v_KM)
         try:
             if self.turns is not None:
@@ -174,7 +174,7 @@ class Exchange:
             if factors is not None:
                 self._by_factors[index].begin_factors(index, *factors)
         finally:
-            self._end(ObservedCall.BEGIN, index, began_ns)
+            self._calls.end(ObservedCall.BEGIN, index, began_ns)
 
     def release(self, index: int) -> None:
         """Hand over tensor `index`, whose factors have begun.
@@ -186,13 +186,13 @@ class Exchange:
 
     def wait(self, index: int) -> None:
         """Return once tensor `index` may be used."""
-        began_ns = self._begin(ObservedCall.WAIT, index)
+        began_ns = self._calls.begin(ObservedCall.WAIT, index)
         try:
             self._of[index].wait(index)
             if self.turns is not None:
                 self.turns.keep(index)
         finally:
-            self._end(ObservedCall.WAIT, index, began_ns)
+            self._calls.end(ObservedCall.WAIT, index, began_ns)
 
     def next_virtual_worker(self) -> None:
         """End the turn of a virtual worker that is not this process's last one."""
@@ -222,8 +222,8 @@ class Exchange:
                 limit = clip_factor(self._all_squares(held), self._clip)
             for carrier in self.carriers:
                 carrier.finish(limit)
-            self.control.finish(self._iteration)
-            self.finished = self._iteration + 1
+            self.control.finish(self.finished)
+            self.finished += 1
 
     def note_records(self, count: float) -> None:
         """Note that this worker computes so many records in the next iteration, or so many more.
@@ -253,7 +253,7 @@ class Exchange:
         Any thread may call it at any moment; later calls do nothing. `close` then drops what is
         queued and does not say goodbye: the other replicas lose this one.
         """
-        self._interruption.interrupt(error)
+        self._calls.interruption.interrupt(error)
 
     def close(self) -> None:
         """Leave. A second call does nothing. Nothing is written to the tensors afterwards."""
@@ -262,28 +262,9 @@ class Exchange:
             for carrier in self.carriers:
                 carrier.close()
 
-    @contextmanager
-    def observing(self, call: ObservedCall, index: int = -1) -> Iterator[None]:
+    def observing(self, call: ObservedCall, index: int = -1) -> AbstractContextManager[None]:
         """Notify the observers of a call, which is the body."""
-        began_ns = self._begin(call, index)
-        try:
-            yield
-        finally:
-            self._end(call, index, began_ns)
-
-    # Called for each tensor of each iteration, where a context manager costs more than observers.
-
-    def _begin(self, call: ObservedCall, index: int) -> int:
-        if self._interruption.error is not None and call is not ObservedCall.CLOSE:
-            raise self._interruption.error
-        for before in self._before:
-            before(call, index)
-        return self._now_ns()
-
-    def _end(self, call: ObservedCall, index: int, began_ns: int) -> None:
-        ended_ns = self._now_ns()
-        for after in self._after:
-            after(call, index, began_ns, ended_ns)
+        return self._calls.around(call, index)
 
 
 class ExchangeState(UnitedState):
@@ -346,9 +327,7 @@ class Built:
         tables: for each table of the store the indices of its tensors.
         encoded: indices of the tensors whose gradients lose bits on the way to the shards.
         client: this worker's connection to the shards; None without shards.
-        local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
         recorded: whether `--exchange=auto` has chosen the plan: a resumed run needs the same one.
-        most_lead: see `ExchangeOptions.most_lead`.
     """
 
     exchange: Exchange
@@ -357,6 +336,4 @@ class Built:
     tables: Sequence[Sequence[int]] = ()
     encoded: frozenset[int] = frozenset()
     client: Client | None = None
-    local_steps: int = 0
     recorded: bool = False
-    most_lead: int | None = None

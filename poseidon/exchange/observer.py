@@ -20,6 +20,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
+from ps_server.interruption import Interruption
 from ps_server.trace import Tracer, Track
 
 
@@ -70,6 +72,49 @@ class Observer:
             began_ns: when it began, by `time.perf_counter_ns`.
             ended_ns: when it ended.
         """
+
+
+class ObservedCalls:
+    """Notifies observers of calls, and refuses calls after an interruption.
+
+    Args:
+        now_ns: the time in nanoseconds, for observers.
+    """
+
+    def __init__(self, interruption: Interruption, now_ns: Callable[[], int]) -> None:
+        self.interruption = interruption
+        self._now_ns = now_ns
+        self.observe(())
+
+    def observe(self, observers: Sequence[Observer]) -> None:
+        """See `Exchange.observe`."""
+        self._before = [o.before for o in observers if type(o).before is not Observer.before]
+        self._after = [o.after for o in observers if type(o).after is not Observer.after]
+
+    @contextmanager
+    def around(self, call: ObservedCall, index: int = -1) -> Iterator[None]:
+        """Notify the observers of a call, which is the body."""
+        began_ns = self.begin(call, index)
+        try:
+            yield
+        finally:
+            self.end(call, index, began_ns)
+
+    # Called for each tensor of each iteration, where a context manager costs more than observers.
+
+    def begin(self, call: ObservedCall, index: int) -> int:
+        """Note that a call begins; return the time."""
+        if self.interruption.error is not None and call is not ObservedCall.CLOSE:
+            raise self.interruption.error
+        for before in self._before:
+            before(call, index)
+        return self._now_ns()
+
+    def end(self, call: ObservedCall, index: int, began_ns: int) -> None:
+        """Note that a call has ended."""
+        ended_ns = self._now_ns()
+        for after in self._after:
+            after(call, index, began_ns, ended_ns)
 
 
 class WaitTimes(Observer):

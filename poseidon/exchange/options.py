@@ -23,20 +23,6 @@ from ps_server.protocol.virtual_workers import VirtualWorkers
 if TYPE_CHECKING:
     from poseidon.exchange.lossy.compression import Auto, Compression
 
-LOCAL_STEPS = frozenset(
-    {
-        "outer_lr",
-        "outer_momentum",
-        "outer_nesterov",
-        "sync_fragments",
-        "sync_delay",
-        "sync_mix",
-        "quorum",
-        "quorum_grace",
-    }
-)
-"""The options that only local steps use."""
-
 
 def _option(default: Any, text: str, /, **settings: Any) -> Any:
     return option(default, text, Section.EXCHANGE, **settings)
@@ -429,6 +415,10 @@ class ExchangeOptions:
             raise UsageError(POWERSGD_IN_PARTS)
 
 
+LOCAL_STEPS = frozenset(
+    entry.name for entry in fields(ExchangeOptions) if (flag := flag_of(entry)) and flag.of
+)
+"""The options that only local steps use."""
 DEFAULT_OPTIONS = ExchangeOptions()
 
 

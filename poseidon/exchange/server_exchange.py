@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 
@@ -15,7 +16,7 @@ from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.carrier import Carrier, SharedNorm
-from poseidon.exchange.cost import Choice, ExchangePlan
+from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Built, Connect, Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.job_control import AloneControl, LinksControl, ShardControl
@@ -25,7 +26,7 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.placed import pool_tensors, pools_of
-from poseidon.exchange.server.store import StoreLayout, store_spec, table_specs
+from poseidon.exchange.server.store import StoreLayout, store_spec, table_spec
 from poseidon.exchange.turns import Turns
 from ps_server import Client, CodecPair, Precision, StoreSpec
 from ps_server.link import LinkPriority
@@ -45,8 +46,7 @@ class BuildArguments:
     """The arguments of `build_exchange`, and the plan: of one plane.
 
     Attributes:
-        member: of the plane.
-        job: of the job.
+        job: the membership of the job.
         planes: the parts of all planes, in order; the one of this worker is empty where it owns
             nothing.
         all_squares: see `Exchange`.
@@ -58,7 +58,6 @@ class BuildArguments:
 
     tensors: Sequence[Trained]
     settings: ExchangeSettings
-    member: Membership
     connect: Connect
     trace: Tracer
     plan: ExchangePlan
@@ -70,14 +69,15 @@ class BuildArguments:
     shards: Sequence[Sequence[Trained]] = ()
 
     @property
+    def member(self) -> Membership:
+        """The membership of the plane."""
+        return self.job.of_plane if self.job.shares_hosts else self.job
+
+    @property
     def own(self) -> PlanePart:
         """The part of this worker's plane."""
-        rank = self.job.local_rank
-        return (
-            self.planes[rank]
-            if rank < len(self.planes)
-            else PlanePart((), ExchangePlan(choices=()))
-        )
+        own = self.planes[self.job.local_rank :]
+        return own[0] if own else PlanePart((), ExchangePlan(choices=()))
 
     def turns(
         self,
@@ -134,46 +134,43 @@ def layouts_of(
 def _layout_of(
     part: PlanePart, plane: int, first: int, arguments: BuildArguments, *, shares_tables: bool
 ) -> StoreLayout:
-    tensors, plan = part.tensors, part.plan
+    tensors, plan, options = part.tensors, part.plan, arguments.job.options
     low_rank = low_rank_of(plan, arguments.settings)
-    codecs = [codec_of(choice) for choice in plan.choices]
+    codecs = [choice.codec for choice in plan.choices]
     elsewhere = frozenset(plan.of(Scheme.FACTORS) + plan.of(Scheme.ALLREDUCE))
     copies = elsewhere | low_rank.keys()
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
     # tables that are to be cut into so many pieces are not shared
-    if shares_tables and not arguments.member.options.rows:
+    if shares_tables and not options.rows:
         pools = pools_of(
             tensors,
             apart=copies
             | {i for i, codec in enumerate(codecs) if codec is not None}
             | {i for i, t in enumerate(tensors) if t.tensor.dtype is not torch.float32},
         )
-    pooled = pool_tensors(tensors, pools)
+    pooled, tables = pool_tensors(tensors, pools), []
     factors = factor_tables(tensors, low_rank)
-    parts = [held for shared in factors for held in shared.held]
-    of_parts: list[CodecPair | None] = []
-    for shared in factors:
+    for shared in factors:  # P and Q come first: their two rounds are the longest way
         codec = shared.how.codec
-        pair = None if codec is None else CodecPair(codec, codec)
-        of_parts += [pair, pair, *[None] * (len(shared.held) - 2)]
-    sizes = {
-        len(parts) + table: tuple(tensors[index].tensor.numel() for index in pool)
-        for table, pool in enumerate(pools)
-        if len(pool) > 1
-    }
-    tables = table_specs(
-        [*parts, *pooled],  # P and Q come first: their two rounds are the longest way
-        arguments.member.options,
-        codecs=[*of_parts, *(codecs[pool[0]] for pool in pools)],
-        copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
-        parts=sizes,
-        plane=plane,
-    )
+        pairs = [None if codec is None else CodecPair(codec, codec)] * 2
+        for held, pair in zip_longest(shared.held, pairs):
+            tables.append(table_spec(held, options, codec=pair, plane=plane))
+    for held, pool in zip(pooled, pools, strict=True):
+        tables.append(
+            table_spec(
+                held,
+                options,
+                is_copy=pool[0] in copies,
+                codec=codecs[pool[0]],
+                parts=tuple(tensors[i].tensor.numel() for i in pool) if len(pool) > 1 else (),
+                plane=plane,
+            )
+        )
     return StoreLayout(
         tensors=tensors,
         tables=tables,
         pools=pools,
-        pooled=[*parts, *pooled],
+        pooled=[*(held for shared in factors for held in shared.held), *pooled],
         elsewhere=elsewhere,
         factors=factors,
         first=first,
@@ -362,11 +359,3 @@ def low_rank_of(plan: ExchangePlan, settings: ExchangeSettings) -> dict[int, Low
             "out, or use a different compression (with --compress=auto a smaller loss budget)"
         )
     return found
-
-
-def codec_of(choice: Choice) -> CodecPair | None:
-    return (
-        choice.compression
-        if choice.is_compressed and isinstance(choice.compression, CodecPair)
-        else None
-    )

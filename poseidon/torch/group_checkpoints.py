@@ -338,7 +338,7 @@ class GroupCheckpoints:
             and not loop.session.passes
             and not loop.plan.tables
             and not (options.staleness or options.streams)
-            and loop.session.iterations % max(1, loop.observed.built.local_steps) == 0
+            and loop.session.iterations % max(1, loop.observed.built.plan.local_steps) == 0
         )
 
     @property

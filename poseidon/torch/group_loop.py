@@ -90,7 +90,7 @@ class GroupLoop:
             update.applies,
             passes=plan.options.passes,
             turns=len(member.own),
-            behind=bool(options.staleness or self.observed.built.local_steps),
+            behind=bool(options.staleness or self.observed.built.plan.local_steps),
             alone=worker.size == 1,
             rank=worker.rank,
         )
@@ -143,7 +143,7 @@ class GroupLoop:
             self.plan.tensors,
             self.exchange,
             own=self.tree.own,
-            local_steps=self.observed.built.local_steps,
+            local_steps=self.observed.built.plan.local_steps,
             label=label,
         )
 
@@ -439,7 +439,7 @@ class GroupLoop:
         self.reads.all_came()
         self.masters.take_statistics()
         self.hooks.next_virtual_worker()
-        if self.observed.built.local_steps:  # the next virtual worker has values of its own
+        if self.observed.built.plan.local_steps:  # the next virtual worker has values of its own
             self.masters.publish_all()
         else:
             self.masters.publish_statistics()
@@ -451,7 +451,7 @@ class GroupLoop:
         self.weights.end_step()
 
     def _settle(self) -> None:
-        if self.context.member.options.staleness or self.observed.built.local_steps:
+        if self.context.member.options.staleness or self.observed.built.plan.local_steps:
             self.collections.gather(b"")  # a different call of another worker is found here
         with self.reads.turn:
             self.exchange.settle()

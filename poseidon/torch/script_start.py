@@ -84,7 +84,8 @@ class StartOfScript(LoopJob):
         rank = self._work.document.rank
         self._launcher.forward_requests(built.exchange, rank)
         if self._exchanges == 0:  # its iterations are the job's
-            self._launcher.heartbeat.facts["most_lead"] = built.most_lead
+            options = self._work.document.member.options
+            self._launcher.heartbeat.facts["most_lead"] = options.most_lead
         if rank == 0:
             self._work.report_plan(built, self._exchanges)
         self._exchanges += 1

@@ -272,7 +272,7 @@ class SharedData:
     def weigh(self, loss: Tensor, records: float | None, of: float | None) -> Tensor:
         """See `Group.weigh`."""
         loop = self._loop
-        if loop.context.member.options.staleness or loop.observed.built.local_steps:
+        if loop.context.member.options.staleness or loop.observed.built.plan.local_steps:
             raise UsageError("weigh() needs --staleness=0 and no local steps")
         if records is not None and loop.context.member.takes_turns:
             raise UsageError(

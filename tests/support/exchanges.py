@@ -5,7 +5,6 @@ to derive from.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -15,7 +14,7 @@ from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import StoreLayout, store_spec, table_specs
+from poseidon.exchange.server.store import StoreLayout, store_spec, table_spec
 from poseidon.exchange.server_exchange import BuildArguments, PlanePart, through_server
 from ps_server import Client, Keeping, StoreSpec
 from ps_server.network import Network
@@ -82,7 +81,6 @@ def exchange_of(
     arguments = BuildArguments(
         tensors=layout.tensors,
         settings=settings,
-        member=member,
         connect=lambda _: (),
         trace=NO_TRACE,
         plan=plan,
@@ -93,10 +91,22 @@ def exchange_of(
 
 
 def plain_store(
-    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, **kwargs: Any
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    member: Membership,
+    *,
+    copies: Collection[int] = (),
 ) -> StoreSpec:
-    """Return the store with a table for each tensor, of one plane; see `table_specs`."""
-    return store_spec([table_specs(tensors, member.options, **kwargs)], settings, member)
+    """Return the store with a table for each tensor, of one plane.
+
+    Args:
+        copies: indices of the tensors of which the shards only keep a copy.
+    """
+    tables = [
+        table_spec(trained, member.options, is_copy=index in copies)
+        for index, trained in enumerate(tensors)
+    ]
+    return store_spec([tables], settings, member)
 
 
 class AloneExchange(Exchange):

@@ -231,7 +231,7 @@ def _exchange(
     if built.recorded:
         ended.schemes = tuple(choice.scheme for choice in built.plan.choices)
     ended.by_factors = len(built.plan.of(Scheme.FACTORS))
-    ended.local_steps = built.local_steps
+    ended.local_steps = built.plan.local_steps
     return built.exchange
 
 

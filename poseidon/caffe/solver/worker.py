@@ -206,7 +206,7 @@ class SolverWork(TrainingWork[JobDocument]):
             document.member.options.kind is ExchangeKind.HYBRID and built.store is not None
         ):
             self._schemes = tuple(choice.scheme for choice in built.plan.choices)
-        self.launcher.heartbeat.facts["most_lead"] = built.most_lead
+        self.launcher.heartbeat.facts["most_lead"] = document.member.options.most_lead
         layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(built, layers, trace, self.launcher.send, observers=[watchdog])
         self._watch(replica)
@@ -242,7 +242,7 @@ class SolverWork(TrainingWork[JobDocument]):
             holds=document.holds_snapshots,
             start=start,
             every=document.memory_snapshot_every,
-            steps=max(1, built.local_steps),
+            steps=max(1, built.plan.local_steps),
             rewinds=document.rewind >= 0,
             newest=None if self._memory is None else self._memory.newest,
         )
@@ -323,7 +323,7 @@ class SolverWork(TrainingWork[JobDocument]):
             if document.member.alone
             else f"{document.member.options.kind.value}, {counted(document.member.shards, 'shard')}, "
             f"{document.member.options.consistency.value}, staleness {document.member.options.staleness}"
-            + (f", {built.local_steps} local steps a round" if built.local_steps else ""),
+            + (f", {built.plan.local_steps} local steps a round" if built.plan.local_steps else ""),
             document.seed,
         )
 
@@ -379,7 +379,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 on_progress=progress,
                 exchange=document.member.options,
                 stop_at_nan=document.stop_at_nan,
-                local_steps=built.local_steps,
+                local_steps=built.plan.local_steps,
                 schemes=self._schemes,
                 began_s=self._began_s,
                 own_time=self._balancing_time(replica),

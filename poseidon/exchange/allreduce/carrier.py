@@ -22,7 +22,7 @@ from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
-from poseidon.exchange.device import HOST, Event, device_of
+from poseidon.exchange.device import HOST, Event, Streams, device_of
 from poseidon.exchange.job_control import JobControl, LinksControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
@@ -76,39 +76,41 @@ class AllReduceCarrier(GradientCarrier):
         self._flat = {index: t.tensor.detach().view(-1) for index, t in tensors.items()}
         first = next(iter(self._flat.values()), None)
         self.state = LocalHistories(tensors, replicated=True)
-        self._gradients = [index for index, t in tensors.items() if not t.statistics]
-        self._statistics = [index for index, t in tensors.items() if t.statistics]
-        self._device = HOST if first is None else device_of(first.device)
-        self._out = self._device.stream()
-        self._sums = Sums(
-            {i: self._flat[i].numel() for i in [*reversed(self._gradients), *self._statistics]},
-            peers,
-            workers,
-            self._device,
-            bucket_bytes=bucket_bytes,
-        )
+        device = HOST if first is None else device_of(first.device)
+        self._streams = Streams.of(device)
+        statistics = [index for index, t in tensors.items() if t.statistics]
+        order = [
+            *(index for index in reversed(list(tensors)) if index not in statistics),
+            *statistics,
+        ]
+        sizes = {index: self._flat[index].numel() for index in order}
+        self._sums = Sums(sizes, peers, workers, device, bucket_bytes=bucket_bytes)
         self._copies = SerialExecutor(
             f"sums-out-{peers.rank}",
             self._copying_failed,
-            threaded=not self._device.is_host,
+            threaded=not device.is_host,
             timeout_s=peers.timeout_s,
         )
         self._begun = dict.fromkeys(tensors, 0)
         self._due: set[int] = set()
         self._scale: float | None = None
-        self._step = self._due_step = Step(settings.start_clock, (0.0,))
-        self._finished = settings.start_clock
+        self._step = self._due_step = Step(settings.start_clock - 1, (0.0,))
 
     @property
     def _is_beside_server(self) -> bool:
         return not isinstance(self._control, LinksControl)
+
+    @property
+    def _finished(self) -> int:
+        """Iterations finished."""
+        return self._due_step.iteration + 1
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         with_histories = True
         if clock is None:
             with_histories = self._meet(resumed=bool(histories))
         else:
-            self._finished = clock
+            self._due_step = Step(clock - 1, (0.0,))
         self.state.load(histories)
         if self._is_beside_server:
             own = [tensor for of in self.state.of.values() for tensor in of]
@@ -168,7 +170,7 @@ class AllReduceCarrier(GradientCarrier):
 
     def _fill(self, index: int, part: Tensor | None) -> None:
         """Fill a tensor's part of the sum in the background; None: with zeros."""
-        self._copies.call(partial(self._copy, index, part, self._device.event()))
+        self._copies.call(partial(self._copy, index, part, self._streams.device.event()))
 
     def _copy(self, index: int, part: Tensor | None, ready: Event) -> None:
         memory = self._sums.view(index)
@@ -176,7 +178,8 @@ class AllReduceCarrier(GradientCarrier):
             ready.synchronize()  # the last mean may still be on its way from there to the device
             memory.zero_()
         else:
-            self._device.copy(part, memory, self._out, ready).synchronize()
+            device, out, _ = self._streams
+            device.copy(part, memory, out, ready).synchronize()
         self._sums.filled(index)
 
     def _copying_failed(self, error: Exception) -> None:
@@ -221,13 +224,14 @@ class AllReduceCarrier(GradientCarrier):
         return self._scale
 
     def _squares(self) -> list[float]:
-        return [square for i in self._gradients for square in squares_of(self._mean(i))]
+        gradients = [index for index, t in self._tensors.items() if not t.statistics]
+        return [square for index in gradients for square in squares_of(self._mean(index))]
 
     def finish(self, limit: float) -> None:
         self.settle(self._finished)
-        for index in [*self._gradients, *self._statistics]:
+        for index, trained in self._tensors.items():
             for _ in range(self._begun[index], self._sums.nodes):
-                self._fill(index, self._flat[index] if index in self._statistics else None)
+                self._fill(index, self._flat[index] if trained.statistics else None)
             self._begun[index] = 0
         self._due = set(self._tensors)
         self._due_step = self._step
@@ -235,7 +239,6 @@ class AllReduceCarrier(GradientCarrier):
         is_root = self._peers.rank == 0
         if is_root and self._norms is not None and self._settings.clip is not None:
             self._norms.add("all-reduce", self._step.iteration, self._squares())
-        self._finished = self._step.iteration + 1
         if self._settings.clip is not None and self._all_squares is not math.fsum:
             self._gradient_factor()  # others wait for it whose planes have other tensors
 

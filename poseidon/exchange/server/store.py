@@ -11,9 +11,8 @@ Law: all workers lay out the same tensors in the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -31,40 +30,35 @@ PRECISION_OF = {
 """The precision of what workers hold, by the type of the tensor."""
 
 
-def table_specs(
-    tensors: Sequence[Trained],
+def table_spec(
+    trained: Trained,
     options: ExchangeOptions,
     *,
-    copies: Collection[int] = (),
-    codecs: Sequence[CodecPair | None] = (),
-    parts: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    is_copy: bool = False,
+    codec: CodecPair | None = None,
+    parts: tuple[int, ...] = (),
     plane: int = 0,
-) -> tuple[TableSpec, ...]:
-    """Return the tables that hold these tensors; the same on every worker.
+) -> TableSpec:
+    """Return the table that holds a tensor; the same on every worker.
 
     Args:
-        tensors: one table each, in this order.
-        copies: indices of the tensors of which the shards only keep a copy.
-        codecs: of each tensor; empty: none has one.
-        parts: sizes of the tensors that share a table, by table.
-        plane: whose workers push to them.
+        is_copy: whether the shards only keep a copy of it.
+        parts: sizes of the tensors that share the table.
+        plane: whose workers push to it.
     """
-    codecs = codecs or [None] * len(tensors)
-    return tuple(
-        TableSpec(
-            name=trained.name,
-            size=trained.tensor.numel(),
-            staleness=options.staleness,
-            rows=options.rows,
-            rule=trained.rule,
-            keeping=_keeping(trained, index in copies),
-            codec=codecs[index],
-            parts=parts.get(index, ()),
-            held_as=PRECISION_OF[trained.tensor.dtype],
-            row_elements=math.prod(trained.tensor.shape[1:]) if trained.looked_up else 0,
-            plane=plane,
-        )
-        for index, trained in enumerate(tensors)
+    kept = Keeping.AVERAGE if trained.statistics else Keeping.GRADIENTS
+    return TableSpec(
+        name=trained.name,
+        size=trained.tensor.numel(),
+        staleness=options.staleness,
+        rows=options.rows,
+        rule=trained.rule,
+        keeping=Keeping.COPY if is_copy else kept,
+        codec=codec,
+        parts=parts,
+        held_as=PRECISION_OF[trained.tensor.dtype],
+        row_elements=math.prod(trained.tensor.shape[1:]) if trained.looked_up else 0,
+        plane=plane,
     )
 
 
@@ -97,12 +91,6 @@ def store_spec(
         quorum=member.quorum[0],
         grace_s=member.quorum[1],
     )
-
-
-def _keeping(trained: Trained, copied: bool) -> Keeping:
-    if copied:
-        return Keeping.COPY
-    return Keeping.AVERAGE if trained.statistics else Keeping.GRADIENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

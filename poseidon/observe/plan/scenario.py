@@ -362,9 +362,7 @@ def topology_of(scenario: Scenario) -> Topology:
         return Topology.colocated(scenario.virtual_workers.count)
     working, serving = best_loads(scenario.workers, scenario.servers)
     return Topology(
-        workers=scenario.workers,
-        worker_loads=(working,) * scenario.workers,
-        server_loads=(serving,) * scenario.servers,
+        worker_loads=(working,) * scenario.workers, server_loads=(serving,) * scenario.servers
     )
 
 

@@ -23,7 +23,8 @@ class Recorder(AloneExchange):
 
     def __init__(self, tensors: list[Trained]) -> None:
         super().__init__(tensors, ExchangeSettings())
-        self.by_factors = {index for index, t in enumerate(tensors) if t.tensor.dim() == 2}
+        taken = [index for index, trained in enumerate(tensors) if trained.tensor.dim() == 2]
+        self._by_factors = dict.fromkeys(taken, self.carrier)
         self.calls: list[tuple[str, int]] = []
         self.factors: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -250,7 +250,7 @@ def options_of(kind: ExchangeKind = ExchangeKind.SERVER, **values: object) -> Ex
 def test_each_rule_trains_as_in_the_simulation(rule: RuleKind) -> None:
     case = Case(rule=RULES[rule])
     ends = run(case)
-    assert ends[0].built.local_steps == 4
+    assert ends[0].built.plan.local_steps == 4
     assert_same(ends, simulate(case))
 
 
@@ -286,7 +286,7 @@ def test_one_plain_step_has_the_bits_of_synchronous_training(decay: float) -> No
         run(Case(options=one, rule=rule)),
         run(Case(options=options_of(), rule=rule)),
     )
-    assert local[0].built.local_steps == 0
+    assert local[0].built.plan.local_steps == 0
     for a, b in zip(local[0].values, synchronous[0].values, strict=True):
         assert np.array_equal(a, b)
 
