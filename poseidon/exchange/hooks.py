@@ -95,14 +95,13 @@ class Hooks:
         self._pass = 0
         self._begun: set[int] = set()
         self._accumulated: dict[int, tuple[Tensor, int]] = {}  # gradients with their versions
-        self._names = [trained.name for trained in tensors]
+        self._tensors = tensors
         self._iterations = 0
         self._present = True
         self._without_forward: set[int] = set()
         own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
         self._sources = own
         self._types = [tensor.dtype for tensor in own]
-        self._sent_as = [trained.tensor.dtype for trained in tensors]
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._waiting = set(self._indices.values())
         self._taken: set[int] = set()  # waited for between this iteration and the one before
@@ -235,9 +234,7 @@ class Hooks:
 
     def abandon(self) -> None:
         """End the last backward pass of an iteration whose gradients are not used."""
-        self._accumulated.clear()
-        for tap in self._taps.values():
-            tap.take()
+        self.forget()
         self._end()
 
     def check_unchanged(self) -> None:
@@ -249,7 +246,7 @@ class Hooks:
         for index, (gradient, version) in self._accumulated.items():
             if self._sources[index].grad is not gradient or gradient._version != version:
                 raise UsageError(
-                    f"the gradient of '{self._names[index]}' was changed after backward() had "
+                    f"the gradient of '{self._tensors[index].name}' was changed after backward() had "
                     "sent it, for example by clip_grad_norm_; use clip= of distribute(), or with "
                     "a torch.optim optimizer on the workers call average_gradients() before the "
                     "change and before a GradScaler's unscale_()"
@@ -282,7 +279,7 @@ class Hooks:
             # Its `data`: `finish` must not see what the exchange does to it in the
             # background as a change.
             part = local_of(gradient).data
-            self._exchange.begin(index, part.to(self._sent_as[index]))
+            self._exchange.begin(index, part.to(self._tensors[index].tensor.dtype))
 
     def _end(self) -> None:
         self.wait_for_rest()
@@ -312,7 +309,7 @@ class Hooks:
         index = self._indices[tensor]
         if index in self._waiting and index not in self._taken and not self._present:
             raise UsageError(
-                f"'{self._names[index]}' was used before its new value had arrived, because the "
+                f"'{self._tensors[index].name}' was used before its new value had arrived, because the "
                 "forward pass of its module has not run in this iteration; compute the loss after "
                 "the previous step()"
             )
@@ -322,7 +319,7 @@ class Hooks:
             self._check_kind(index, tensor.grad)
         if index in self._begun:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' was computed twice in a pass, and the "
+                f"the gradient of '{self._tensors[index].name}' was computed twice in a pass, and the "
                 "first has been sent; use use_reentrant=False if checkpoints share a parameter, "
                 "and do not repeat a backward() that has failed"
             )
@@ -336,12 +333,12 @@ class Hooks:
     def _check_kind(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' is sparse; Poseidon needs dense "
+                f"the gradient of '{self._tensors[index].name}' is sparse; Poseidon needs dense "
                 "gradients here (nn.Embedding(sparse=False))"
             )
         if gradient.dtype is not self._types[index]:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' is {gradient.dtype}; expected parameters "
+                f"the gradient of '{self._tensors[index].name}' is {gradient.dtype}; expected parameters "
                 f"that stay {self._types[index]}"
             )
 

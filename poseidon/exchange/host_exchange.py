@@ -15,7 +15,7 @@ from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.host.carrier import HostCarrier, HostRequests
 from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.group import HostGroup
-from poseidon.exchange.host.pieces import FlatPiece, cut
+from poseidon.exchange.host.pieces import FlatPiece, HostPieces, cut
 from poseidon.exchange.job_control import JobControl, LinksControl
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
@@ -78,8 +78,7 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         with _ending(built.exchange):
             carrier = HostCarrier(
                 built.exchange,
-                tensors,
-                pieces_of(replace(arguments, plan=built.plan)),
+                HostPieces(tensors, pieces_of(replace(arguments, plan=built.plan)), group.rank),
                 group,
                 by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
                 encoded=built.encoded if tree.leaves else frozenset(),

@@ -28,15 +28,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import History, Trained
+from poseidon.exchange.base import History
 from poseidon.exchange.carrier import Carrier, CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.owner import Contribution, Owner
-from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, FlatPiece
-from poseidon.exchange.host.state import HostState, StateServer
+from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, HostPieces
+from poseidon.exchange.host.state import HostState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
@@ -50,8 +50,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
 
     Args:
         inner: the exchange between the owners of this worker's pieces. This carrier closes it.
-        tensors: what to keep together, the same on all workers.
-        pieces: of the tensors, the same on all workers.
         by_factors: tensors that travel as factors, whole.
         encoded: places among this worker's pieces of those whose gradients a codec takes of each
             virtual worker by itself.
@@ -64,8 +62,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def __init__(
         self,
         inner: Exchange,
-        tensors: Sequence[Trained],
-        pieces: Sequence[FlatPiece],
+        pieces: HostPieces,
         group: HostGroup,
         *,
         by_factors: frozenset[int],
@@ -73,21 +70,13 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         control: JobControl,
         private: bool,
     ) -> None:
-        self.indices = range(len(tensors))
+        self.indices = range(len(pieces.tensors))
         self.by_factors = by_factors
-        self._tensors = tensors
         self._pieces = pieces
         self._group = group
         self._inner = inner
         self._control = control
-        self._of: list[list[int]] = [[] for _ in tensors]
-        for number, piece in enumerate(pieces):
-            self._of[piece.index].append(number)
-        flat = [trained.tensor.detach().view(-1) for trained in tensors]
-        self._values = [flat[piece.index][piece.start : piece.stop] for piece in pieces]
-        own = [number for number, piece in enumerate(pieces) if piece.plane == group.rank]
-        self._place = {number: place for place, number in enumerate(own)}
-        first = tensors[0].tensor if tensors else torch.empty(0)
+        first = pieces.tensors[0].tensor if pieces.tensors else torch.empty(0)
         self._device = device_of(first.device)
         self._out = self._device.stream()
         self._sending = SerialExecutor(
@@ -96,28 +85,24 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             threaded=not self._device.is_host,
             timeout_s=group.peers.timeout_s,
         )
-        self._memory = HostMemory(pieces, by_factors, group, first)
-        server = StateServer(inner.state, own, group)
+        self._memory = HostMemory(pieces.all, by_factors, group, first)
+        self.state = HostState(pieces, inner.state, group, private=private)
         self._owner = Owner(
             inner,
-            own,
-            [pieces[number].of(tensors[pieces[number].index]) for number in own],
-            by_factors=frozenset(
-                p for n, p in self._place.items() if pieces[n].index in by_factors
-            ),
+            pieces,
+            by_factors=by_factors,
             encoded=encoded,
             group=group,
             memory=self._memory,
             device=self._device,
             control=control,
-            state=server,
+            state=self.state,
         )
-        self.state = HostState(tensors, pieces, inner.state, own, group, private=private)
         self._step: Step
         self._round = 0  # publications of the values so far
-        self._published = [0] * len(pieces)  # of the pieces of others
-        self._requests = [0] * len(pieces)
-        self._taken = [0] * len(tensors)
+        self._published = [0] * len(pieces.all)  # of the pieces of others
+        self._requests = [0] * len(pieces.all)
+        self._taken = [0] * len(pieces.tensors)
         self._begun: Counter[int] = Counter()  # of each tensor, contributed in this iteration
         self._released: set[int] = set()
         self._own_parts: list[Contribution] = []
@@ -132,14 +117,14 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         self._await_taken()
-        own = self.state.bring(histories, self._values, self._memory.values)
+        own = self.state.bring(histories, self._memory.values)
         self._settle(lambda: self._inner.open(own, clock))
 
     def start(self, step: Step) -> None:
         self._begun.clear()
         self._released.clear()
         self._step = step
-        if self._place:
+        if self._pieces.place:
             self._owner.iterate(step)
 
     def begin(self, index: int, gradient: Tensor) -> None:
@@ -149,22 +134,22 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         """Contribute the next part of a tensor, flat; None: zeros."""
         self.wait(index)
         part, self._begun[index] = self._begun[index], self._begun[index] + 1
-        for number in self._of[index]:
-            piece = self._pieces[number]
+        for number in self._pieces.of[index]:
+            piece = self._pieces.all[number]
             if flat is None:
-                own = torch.zeros_like(self._values[number])
+                own = torch.zeros_like(self._pieces.values[number])
             else:
                 own = flat if piece.is_whole else flat[piece.start : piece.stop]
             ready = self._device.event()
-            if number in self._place:
-                place = self._place[number]
+            if number in self._pieces.place:
+                place = self._pieces.place[number]
                 self._own_parts.append(
                     Contribution(self._group.rank, "Parts", place, part=own, ready=ready)
                 )
                 continue
             memory = self._memory.parts(number, self._group.rank)[part]
             self._copied.append((number, own, self._device.copy(own, memory, self._out, ready)))
-        self._untold += self._tensors[index].tensor.numel()
+        self._untold += self._pieces.tensors[index].tensor.numel()
         if self._untold >= TOLD_ELEMENTS:
             self._tell()
 
@@ -178,7 +163,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         parts: defaultdict[int, list[int]] = defaultdict(list)
         for number, _, event in copied:
             event.synchronize()
-            parts[self._pieces[number].plane].append(number)
+            parts[self._pieces.all[number].plane].append(number)
         for owner, numbers in parts.items():
             for start in range(0, len(numbers), MOST_PIECES):
                 self._group.send([owner], "Parts", *numbers[start : start + MOST_PIECES])
@@ -191,9 +176,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self.wait(index)
         self._begun[index] += 1
-        (number,) = self._of[index]
-        if number in self._place:
-            place = self._place[number]
+        (number,) = self._pieces.of[index]
+        if number in self._pieces.place:
+            place = self._pieces.place[number]
             self._owner.stacks[place].own(self._group.rank, u_KN, v_KM)
             ready = self._device.event()
             self._owner.contribute([Contribution(self._group.rank, "Rows", place, ready=ready)])
@@ -208,52 +193,54 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         with self._device.on(self._out):
             self._device.wait(ready)
             payload: bytes = flat.float().cpu().numpy().tobytes()
-        owner = self._pieces[number].plane
+        owner = self._pieces.all[number].plane
         self._group.send([owner], "Rows", number, rows, payload=payload)
 
     def release(self, index: int) -> None:
         if index in self._released:
             return
         self._released.add(index)
-        (number,) = self._of[index]
-        if number in self._place:
+        (number,) = self._pieces.of[index]
+        if number in self._pieces.place:
             ready = self._device.event()
-            own = Contribution(self._group.rank, "Released", self._place[number], ready=ready)
+            own = Contribution(
+                self._group.rank, "Released", self._pieces.place[number], ready=ready
+            )
             self._owner.contribute([own])
         else:
-            owner = self._pieces[number].plane
+            owner = self._pieces.all[number].plane
             self._sending.call(partial(self._group.send, [owner], "Released", number))
 
     def wait(self, index: int) -> None:
         if self._taken[index] != self._round:
-            for number in self._of[index]:
+            for number in self._pieces.of[index]:
                 self._take(number)
             self._taken[index] = self._round
 
     def _take(self, number: int) -> None:
         """Wait for a piece's value of this round."""
-        place, round_ = self._place.get(number), self._round
+        place, round_ = self._pieces.place.get(number), self._round
         published = self._published if place is None else self._owner.published
         at = number if place is None else place
 
         def has_come() -> bool | None:
             if published[at] >= round_:
                 return True
-            plane = self._pieces[number].plane
+            plane = self._pieces.all[number].plane
             self._group.check_left(lambda rank: rank == plane)
             return None
 
-        name = self._tensors[self._pieces[number].index].name
+        name = self._pieces.tensor_of(number).name
         self._group.monitor.wait_for(has_come, f"tensor '{name}' did not come")
         if place is not None:
             self._device.wait(self._owner.marks[place])
             return
-        self._values[number].copy_(self._memory.values[number], non_blocking=True)
+        self._pieces.values[number].copy_(self._memory.values[number], non_blocking=True)
         if self._requests[number]:
             self._control.await_requests(self._requests[number])
 
     def finish(self, limit: float) -> None:
-        for index, trained in enumerate(self._tensors):
+        for index, trained in enumerate(self._pieces.tensors):
             self.wait(index)
             if index in self.by_factors:
                 if not self._begun[index]:
@@ -264,7 +251,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
                 value = trained.tensor.detach().view(-1)
                 self._contribute(index, value if trained.statistics else None)
         self._tell()
-        if not self._place:  # nothing shows this owner that the workers have finished
+        if not self._pieces.place:  # nothing shows this owner that the workers have finished
             self._owner.iterate(self._step)
         self._round += 1
 
@@ -292,9 +279,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
 
     def _note_values(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         for number in fields[1:]:
-            if not 0 <= number < len(self._pieces) or self._pieces[number].plane != sender:
+            if not 0 <= number < len(self._pieces.all) or self._pieces.all[number].plane != sender:
                 raise RemoteProtocolError(
-                    f"{self._group.name(sender)} publishes piece {number}, which it does not own"
+                    f"{self._group.network.name(sender)} publishes piece {number}, which it does not own"
                 )
         for number in fields[1:]:
             self._published[number] += 1
@@ -302,9 +289,8 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
 
     def traffic(self) -> Mapping[int, Traffic]:
         found: dict[int, Traffic] = {}
-        numbers = list(self._place)
         for place, traffic in self._inner.traffic().items():
-            index = self._pieces[numbers[place]].index
+            index = self._pieces.all[self._pieces.own[place]].index
             found[index] = traffic if index not in found else found[index].plus(traffic)
         return found
 

@@ -67,18 +67,17 @@ class FactorStack:
     """One tensor's factors of all workers of a host, in worker order.
 
     Args:
-        outputs: N, the rows of the tensor.
-        inputs: M, its columns.
+        tensor_NM: the tensor, on whose device the factors are wanted.
         divisor: of u: the workers of the host, where their product is to be the mean gradient.
-        device: where the factors are wanted.
     """
 
-    def __init__(self, outputs: int, inputs: int, *, divisor: int, device: torch.device) -> None:
+    def __init__(self, tensor_NM: Tensor, *, divisor: int) -> None:
         self._divisor = divisor
-        self._device = device_of(device)
+        self._device = device_of(tensor_NM.device)
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
-        self._u_RN = torch.empty(0, outputs, device=device, dtype=torch.float32)
-        self._v_RM = torch.empty(0, inputs, device=device, dtype=torch.float32)
+        self._u_RN, self._v_RM = (
+            tensor_NM.new_empty(0, side, dtype=torch.float32) for side in tensor_NM.shape
+        )
 
     def own(self, worker: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """Take the factors of this worker, which are copied at once."""

@@ -64,7 +64,7 @@ class HostGroup:
         self, address: str, network: Network, tree: HostTree, tensors: Sequence[Trained]
     ) -> None:
         self.rank, self.size, self.tree = network.rank, network.size, tree
-        self.first, self.name = network.rank_of(0), network.name
+        self.network = network
         self.others = [rank for rank in range(self.size) if rank != self.rank]
 
         def make(monitor: Monitor, receive: Callable[[int, Frames], None]) -> HostLinks:
@@ -83,7 +83,7 @@ class HostGroup:
                 if hello != own.encode():
                     one, other = sorted((rank, self.rank))
                     raise PeerLost(
-                        f"{self.name(other)} has other tensors than {self.name(one)}; "
+                        f"{self.network.name(other)} has other tensors than {self.network.name(one)}; "
                         "all workers must have the same tensors"
                     )
         except Exception as error:
@@ -115,14 +115,14 @@ class HostGroup:
         for rank in sorted(self.links.gone if answers else self.links.left):
             if owing(rank):
                 how = "has gone" if answers else "has left before the end"
-                raise PeerLost(f"{self.name(rank)}, on this machine, {how}")
+                raise PeerLost(f"{self.network.name(rank)}, on this machine, {how}")
 
     def all_squares(self, own: Sequence[float]) -> float:
         """Return the exact sum of the squares of all workers of the host. All call it together."""
         payloads = self._squares.gather(np.asarray(own, "<f8").tobytes()).result()
         for rank, payload in enumerate(payloads):
             if len(payload) % 8:
-                raise RemoteProtocolError(f"{self.name(rank)} sends squares of odd bytes")
+                raise RemoteProtocolError(f"{self.network.name(rank)} sends squares of odd bytes")
         return math.fsum(np.frombuffer(b"".join(payloads), "<f8"))
 
 

@@ -172,7 +172,9 @@ def _of_gpus(floats: Sequence[int], group: HostGroup, like: Tensor) -> list[Tens
             yield
         except RuntimeError as error:  # torch's own errors are such
             what = str(error).partition("\n")[0]
-            problems.append(f"{group.name(rank)}, GPU of {group.name(owner)}: {what}")
+            problems.append(
+                f"{group.network.name(rank)}, GPU of {group.network.name(owner)}: {what}"
+            )
 
     def trade_problems() -> None:
         every = group.trades.gather("".join(problems[:1]).encode()).result()

@@ -17,15 +17,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from poseidon.exchange.base import Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.device import DONE, Device, Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.contributions import Contributions, FactorStack
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.memory import HostMemory
-from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
-from poseidon.exchange.host.state import StateServer
+from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES, HostPieces
+from poseidon.exchange.host.state import HostState
 from poseidon.exchange.job_control import JobControl
 from ps_server import RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
@@ -65,10 +64,8 @@ class Owner:
     Args:
         inner: the exchange between the owners of these pieces; this class calls it, and its owner
             closes it.
-        own: the numbers of the pieces, in order.
-        tensors: the pieces, in this order.
         device: of the tensors.
-        by_factors: places of those that travel as factors.
+        by_factors: tensors that travel as factors.
         encoded: places of those whose parts a codec takes one by one.
         control: has the requests of rank 0.
         state: answers the others of the host.
@@ -77,8 +74,7 @@ class Owner:
     def __init__(
         self,
         inner: Exchange,
-        own: Sequence[int],
-        tensors: Sequence[Trained],
+        pieces: HostPieces,
         *,
         by_factors: frozenset[int],
         encoded: frozenset[int],
@@ -86,11 +82,11 @@ class Owner:
         memory: HostMemory,
         device: Device,
         control: JobControl,
-        state: StateServer,
+        state: HostState,
     ) -> None:
         self._inner = inner
-        self._own = own
-        self._tensors = tensors
+        self._pieces = pieces
+        self._tensors = [pieces.all[number].of(pieces.tensor_of(number)) for number in pieces.own]
         self._encoded = encoded
         self._group = group
         self._memory = memory
@@ -98,34 +94,32 @@ class Owner:
         self._state = state
         self.device = device
         tree = group.tree
+        are_by_factors = [pieces.all[number].index in by_factors for number in pieces.own]
         self._contributions = Contributions(
-            [place in by_factors for place in range(len(own))],
-            [len(tree.parts(worker)) for worker in range(group.size)],
+            are_by_factors, [len(tree.parts(worker)) for worker in range(group.size)]
         )
         divisor = group.size if tree.averages else 1
         self.stacks: Mapping[int, FactorStack] = {
-            place: FactorStack(
-                *tensors[place].tensor.shape, divisor=divisor, device=tensors[place].tensor.device
-            )
-            for place in by_factors
+            place: FactorStack(trained.tensor, divisor=divisor)
+            for place, trained in enumerate(self._tensors)
+            if are_by_factors[place]
         }
         """The factors by place.
 
         The training loop puts this worker's own in before it contributes them.
         """
         self._parts: dict[int, list[Tensor]] = {}
-        self.published = [0] * len(own)
+        self.published = [0] * len(pieces.own)
         """How often each piece was published."""
-        self.marks: list[Event] = [DONE] * len(own)
+        self.marks: list[Event] = [DONE] * len(pieces.own)
         self._received: list[Contribution] = []
         self._commands: deque[Callable[[], None]] = deque()
         self._is_idle = self._closing = self._stopped = False
-        self._places = {piece: place for place, piece in enumerate(own)}
         group.peers.on("Parts", None, self._note_parts)
         group.peers.on("Rows", 2, self._note_rows)
         group.peers.on("Released", 1, self._note_released)
         self._thread = threading.Thread(
-            target=self._run, name=f"owner-{group.first + group.rank}", daemon=True
+            target=self._run, name=f"owner-{group.network.rank_of(group.rank)}", daemon=True
         )
 
     def start(self) -> None:
@@ -144,10 +138,10 @@ class Owner:
         self._received.append(Contribution(sender, "Released", self._placed(sender, fields[0])))
 
     def _placed(self, sender: int, piece: int, among: Container[int] | None = None) -> int:
-        place = self._places.get(piece)
+        place = self._pieces.place.get(piece)
         if place is None or (among is not None and place not in among):
             raise RemoteProtocolError(
-                f"{self._group.name(sender)} contributes to piece {piece}, which this worker "
+                f"{self._group.network.name(sender)} contributes to piece {piece}, which this worker "
                 "does not own"
             )
         return place
@@ -226,7 +220,7 @@ class Owner:
         """Wait for the next command. Return None when there will be none."""
 
         def found() -> tuple[Callable[[], None] | None] | None:
-            if self._state.asked:
+            if self._state.questions:
                 return (self._state.answer,)
             if self._commands:
                 return (self._commands.popleft(),)
@@ -244,7 +238,7 @@ class Owner:
         rank, owes = self._group.rank, self._contributions.owes
 
         def found() -> list[Contribution] | None:
-            if self._state.asked or self._received:
+            if self._state.questions or self._received:
                 came, self._received = self._received, []
                 return came
             if not owes(rank):  # otherwise this worker may be about to close, too
@@ -258,7 +252,7 @@ class Owner:
                 "not every worker of this machine has finished the iteration",
                 limited=not owes(rank),
             )
-            if not self._state.asked:
+            if not self._state.questions:
                 return came
             self._state.answer()
             if came:
@@ -280,14 +274,14 @@ class Owner:
     def _publish_all(self) -> None:
         """Publish the pieces in order, small ones together."""
         start = elements = 0
-        for place, piece in enumerate(self._own):
+        for place, piece in enumerate(self._pieces.own):
             self._inner.wait(place)
             value = self._tensors[place].tensor.detach().view(-1)
             self._memory.values[piece].copy_(value, non_blocking=True)
             elements += value.numel()
             stop = place + 1
             is_full = elements >= LEAST_ELEMENTS or stop - start == MOST_PIECES
-            if is_full or stop == len(self._own):
+            if is_full or stop == len(self._pieces.own):
                 self._publish(start, stop)
                 start, elements = stop, 0
 
@@ -295,7 +289,7 @@ class Owner:
         group, mark = self._group, self.device.event()
         mark.synchronize()
         requests = len(self._control.requests)
-        group.send(group.others, "Values", requests, *self._own[start:stop])
+        group.send(group.others, "Values", requests, *self._pieces.own[start:stop])
         with self._group.monitor:
             for place in range(start, stop):
                 self.published[place] += 1
@@ -320,7 +314,7 @@ class Owner:
                     self._inner.release(place)
 
     def _begin(self, place: int) -> None:
-        trained, piece, group = self._tensors[place], self._own[place], self._group
+        trained, piece, group = self._tensors[place], self._pieces.own[place], self._group
         own = self._parts.pop(place)
         parts = [
             own

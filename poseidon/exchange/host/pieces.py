@@ -108,5 +108,40 @@ def cut(
     return tuple(sorted(found))
 
 
+class HostPieces:
+    """All pieces, as one worker of a host sees them.
+
+    Args:
+        tensors: of the exchange, the same on all workers.
+        pieces: of the tensors, the same on all workers.
+        rank: the local rank of this worker.
+
+    Attributes:
+        of: for each tensor the numbers of its pieces.
+        values: the memory of each piece's elements, flat.
+        own: the numbers of the pieces that this worker owns, in order.
+        place: where each of these is among them.
+    """
+
+    def __init__(self, tensors: Sequence[Trained], pieces: Sequence[FlatPiece], rank: int) -> None:
+        self.tensors = tensors
+        self.all = pieces
+        self.of: list[list[int]] = [[] for _ in tensors]
+        for number, piece in enumerate(pieces):
+            self.of[piece.index].append(number)
+        flat = [trained.tensor.detach().view(-1) for trained in tensors]
+        self.values = [flat[piece.index][piece.start : piece.stop] for piece in pieces]
+        self.own = self.of_plane(rank)
+        self.place = {number: place for place, number in enumerate(self.own)}
+
+    def of_plane(self, plane: int) -> list[int]:
+        """Return the numbers of a plane's pieces."""
+        return [number for number, piece in enumerate(self.all) if piece.plane == plane]
+
+    def tensor_of(self, number: int) -> Trained:
+        """Return the tensor of a piece."""
+        return self.tensors[self.all[number].index]
+
+
 def _size(item: Sequence[tuple[int, int, int]]) -> int:
     return sum(stop - start for _, start, stop in item)

@@ -1,7 +1,6 @@
 """The state of an exchange whose pieces belong to several workers of a host.
 
-A worker that needs what others own asks them (`HostState`), and their threads answer
-(`StateServer`). Nothing that is asked for changes meanwhile: the worker that asks has not begun the
+A worker that needs what others own asks them, and the threads of their owners answer. Nothing that is asked for changes meanwhile: the worker that asks has not begun the
 next iteration, and no piece changes without its contribution.
 """
 
@@ -17,11 +16,11 @@ import msgpack
 import numpy as np
 from torch import Tensor
 
-from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.base import Array, History
 from poseidon.exchange.carrier import CarrierState, KeptHistories, in_order, merged
 from poseidon.exchange.device import device_of
 from poseidon.exchange.host.group import HostGroup
-from poseidon.exchange.host.pieces import FlatPiece
+from poseidon.exchange.host.pieces import HostPieces
 from ps_server import RemoteProtocolError
 from ps_server.errors import as_server_error
 from ps_server.transport.base import Buffer
@@ -73,31 +72,49 @@ def send_state(
     group.send([to], "State", number, 1, payload=msgpack.packb(last))
 
 
-class StateServer:
-    """Answers what other workers of the host ask for.
+class HostState(CarrierState):
+    """The state of all tensors, on one worker of a host.
 
     Args:
         inner: of the pieces that this worker owns, by their place.
-        own: the numbers of these pieces.
+        private: whether the histories of any worker of the host are private. A worker that owns no
+            tensor with one reads such tensors, too.
+
+    Attributes:
+        questions: of other workers: the sender, the number, and what it asks for.
     """
 
-    def __init__(self, inner: CarrierState, own: Sequence[int], group: HostGroup) -> None:
+    def __init__(
+        self, pieces: HostPieces, inner: CarrierState, group: HostGroup, *, private: bool
+    ) -> None:
+        self.private, self.overtaken = private, inner.overtaken
+        self._pieces = pieces
         self._inner = inner
-        self._own = own
         self._group = group
-        self.asked: deque[tuple[int, int, What]] = deque()
-        """Sender, number and part."""
-        group.peers.on("Ask", 2, self._take)
+        self._named = {
+            piece.name(pieces.tensors[piece.index].name): piece
+            for piece in pieces.all
+            if not piece.is_whole
+        }
+        self._number = 0
+        self._asked = {FIRST: Asked({0}, set())}
+        self._given: Mapping[str, Array] = {}
+        self.questions: deque[tuple[int, int, What]] = deque()
+        group.peers.on("Ask", 2, self._take_question)
+        group.peers.on("Kept", 1, self._note_kept)
+        group.peers.on("State", 2, self._take)
 
-    def _take(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+    def _take_question(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         number, what = fields
         if what not in [each.value for each in What]:
-            raise RemoteProtocolError(f"{self._group.name(sender)} asks for an unknown state")
-        self.asked.append((sender, number, What(what)))
+            raise RemoteProtocolError(
+                f"{self._group.network.name(sender)} asks for an unknown state"
+            )
+        self.questions.append((sender, number, What(what)))
 
     def answer(self) -> None:
         """Answer the first question. Called by the owner's thread."""
-        sender, number, what = self.asked.popleft()
+        sender, number, what = self.questions.popleft()
         if what is What.KEEP:
             kept = self._inner.keep({})
             self._group.send([sender], "Kept", number)
@@ -109,49 +126,11 @@ class StateServer:
 
     def _send_kept(self, sender: int, number: int, kept: KeptHistories) -> None:
         try:
-            histories = {self._own[place]: own for place, own in kept.result().items()}
+            histories = {self._pieces.own[place]: own for place, own in kept.result().items()}
             send_state(self._group, sender, number, histories, kept.held_back())
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: all workers get the error
             if not self._group.monitor.closed:
                 self._group.links.fail(as_server_error(error, "the state did not come"))
-
-
-class HostState(CarrierState):
-    """The state of all tensors, on one worker of a host.
-
-    Args:
-        tensors: of the exchange.
-        pieces: of all tensors.
-        inner: of the pieces that this worker owns, by their place.
-        own: the numbers of these pieces.
-        private: whether the histories of any worker of the host are private. A worker that owns no
-            tensor with one reads such tensors, too.
-    """
-
-    def __init__(
-        self,
-        tensors: Sequence[Trained],
-        pieces: Sequence[FlatPiece],
-        inner: CarrierState,
-        own: Sequence[int],
-        group: HostGroup,
-        *,
-        private: bool,
-    ) -> None:
-        self.private, self.overtaken = private, inner.overtaken
-        self._tensors = tensors
-        self._pieces = pieces
-        self._inner = inner
-        self._own = own
-        self._group = group
-        self._named = {
-            piece.name(tensors[piece.index].name): piece for piece in pieces if not piece.is_whole
-        }
-        self._number = 0
-        self._asked = {FIRST: Asked({0}, set())}
-        self._given: Mapping[str, Array] = {}
-        group.peers.on("Kept", 1, self._note_kept)
-        group.peers.on("State", 2, self._take)
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
         asked, kept = self._ask(What.KEEP), self._inner.keep({})
@@ -191,7 +170,6 @@ class HostState(CarrierState):
     def bring(
         self,
         histories: Sequence[History] | None,
-        values: Sequence[Tensor],
         memory: Sequence[Tensor],
     ) -> list[History] | None:
         """Bring the owners on the first host what rank 0 begins with: its values, histories that
@@ -199,37 +177,36 @@ class HostState(CarrierState):
         together. Return the histories of this worker's pieces.
 
         Args:
-            values: this worker's, of all pieces.
             memory: the values in the memory of the host.
         """
-        group = self._group
+        group, pieces, values = self._group, self._pieces, self._pieces.values
         given, self._given = dict(self._given), {}
         found: list[History] | None
-        found = None if histories is None else [self._part(histories, n) for n in self._own]
-        if not group.first and not group.rank:
-            for number, piece in enumerate(self._pieces):
+        found = None if histories is None else [self._part(histories, n) for n in pieces.own]
+        if not group.network.rank_of(0) and not group.rank:
+            for number, piece in enumerate(pieces.all):
                 if piece.plane:
                     memory[number].copy_(values[number], non_blocking=True)
             for value in values[:1]:  # there is none where the exchange has no tensor
                 device_of(value.device).event().synchronize()
             for rank in group.others:
-                own = [number for number, piece in enumerate(self._pieces) if piece.plane == rank]
+                own = pieces.of_plane(rank)
                 parts = {} if histories is None else {n: self._part(histories, n) for n in own}
                 send_state(group, rank, FIRST, parts, self._of_pieces(own, given))
-        elif not group.first:
+        elif not group.network.rank_of(0):
             first, self._asked[FIRST] = self._answer(self._asked[FIRST]), Asked({0}, set())
-            for number in self._own:
+            for number in pieces.own:
                 values[number].copy_(memory[number], non_blocking=True)
             if not self._inner.private:
-                has_all = all(number in first.histories for number in self._own)
-                found = [first.histories[n] for n in self._own] if has_all else None
+                has_all = all(number in first.histories for number in pieces.own)
+                found = [first.histories[n] for n in pieces.own] if has_all else None
             given = {**first.held_back, **given}
-        self._inner.hold_back({**given, **self._of_pieces(self._own, given)})
+        self._inner.hold_back({**given, **self._of_pieces(pieces.own, given)})
         return found
 
     def _part(self, histories: Sequence[History], number: int) -> list[Array]:
         """Return a piece's part of the histories of the tensors, flat where it is a part."""
-        piece = self._pieces[number]
+        piece = self._pieces.all[number]
         history = list(histories[piece.index])
         if piece.is_whole:
             return history
@@ -239,8 +216,7 @@ class HostState(CarrierState):
         """Return what is held back of pieces, from what is held back of tensors."""
         found: dict[str, Array] = {}
         for number in numbers:
-            piece = self._pieces[number]
-            name = self._tensors[piece.index].name
+            piece, name = self._pieces.all[number], self._pieces.tensor_of(number).name
             for whole, array in held.items():
                 if not whole.startswith(f"{name}, "):
                     continue
@@ -275,7 +251,7 @@ class HostState(CarrierState):
         asked = self._asked.get(number)
         if asked is None or sender not in asked.missing:
             raise RemoteProtocolError(
-                f"{self._group.name(sender)} sends a state that nobody has asked for"
+                f"{self._group.network.name(sender)} sends a state that nobody has asked for"
             )
         found = msgpack.unpackb(payload, strict_map_key=False)
         if last:
@@ -290,15 +266,15 @@ class HostState(CarrierState):
         self, own: Mapping[int, History], others: Mapping[int, list[Array]]
     ) -> Mapping[int, History]:
         """Return the histories of the tensors from those of their pieces."""
-        of_pieces = {**others, **{self._own[place]: list(own[place]) for place in own}}
+        of_pieces = {**others, **{self._pieces.own[place]: list(own[place]) for place in own}}
         found: dict[int, list[list[Array]]] = {}
         for number in sorted(of_pieces):
-            found.setdefault(self._pieces[number].index, []).append(of_pieces[number])
+            found.setdefault(self._pieces.all[number].index, []).append(of_pieces[number])
         return in_order(
             {
                 index: [
                     np.concatenate([array.reshape(-1) for array in arrays]).reshape(
-                        tuple(self._tensors[index].tensor.shape)
+                        tuple(self._pieces.tensors[index].tensor.shape)
                     )
                     for arrays in zip(*parts, strict=True)
                 ]
@@ -315,7 +291,7 @@ class HostState(CarrierState):
             if piece is None:
                 found[name] = array
                 continue
-            tensor = self._tensors[piece.index]
+            tensor = self._pieces.tensors[piece.index]
             whole = found.setdefault(
                 f"{tensor.name}, {rest}", np.zeros(tensor.tensor.numel(), np.float32)
             )

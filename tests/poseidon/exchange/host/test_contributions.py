@@ -10,8 +10,6 @@ from poseidon.exchange.host.contributions import Contributions, FactorStack, Hos
 from ps_server import RemoteProtocolError
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
-CPU = torch.device("cpu")
-
 
 def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
     counted = Contributions([False, True], [1, 1])
@@ -46,7 +44,7 @@ def packed(u: torch.Tensor, v: torch.Tensor) -> bytearray:
 
 
 def test_the_product_of_the_stack_is_the_mean_gradient_whatever_comes_first() -> None:
-    stack = FactorStack(2, 3, divisor=3, device=CPU)
+    stack = FactorStack(torch.empty(2, 3), divisor=3)
     parts = [(torch.randn(rows, 2), torch.randn(rows, 3)) for rows in (2, 1, 4)]
     for order in ((0, 1, 2), (2, 1, 0)):
         for worker in order:
@@ -61,7 +59,7 @@ def test_the_product_of_the_stack_is_the_mean_gradient_whatever_comes_first() ->
 
 
 def test_the_stack_uses_its_memory_again_and_forgets_what_was_in_it() -> None:
-    stack = FactorStack(2, 3, divisor=2, device=CPU)
+    stack = FactorStack(torch.empty(2, 3), divisor=2)
     stack.own(0, torch.ones(3, 2), torch.ones(3, 3))
     first = stack.take()[0].data_ptr()
     stack.add(1, 0, bytearray())
@@ -74,7 +72,7 @@ def test_the_stack_uses_its_memory_again_and_forgets_what_was_in_it() -> None:
 
 
 def test_factors_of_another_size_are_refused() -> None:
-    stack = FactorStack(2, 3, divisor=2, device=CPU)
+    stack = FactorStack(torch.empty(2, 3), divisor=2)
     with pytest.raises(RemoteProtocolError, match="factors of 2 rows for 2 x 3 come in 20 bytes"):
         stack.add(1, 2, packed(torch.ones(1, 2), torch.ones(1, 3)))
 
