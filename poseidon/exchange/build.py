@@ -31,7 +31,7 @@ from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_stor
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, Topology, choose
 from poseidon.exchange.exchange import Built, Connect
-from poseidon.exchange.host_exchange import build_of_shards, build_on_host, parts_of
+from poseidon.exchange.host_exchange import build_on_host, parts_of
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import compressions_of
 from poseidon.exchange.membership import Membership
@@ -159,10 +159,8 @@ def build_exchange(
     )
     if member.options.local_steps:
         return _build_local_steps(arguments, schemes)
-    if shards and member.local_workers > 1:
-        return build_of_shards(arguments, partial(_build, schemes=()))
     if member.local_workers > 1:
-        return build_on_host(arguments, partial(_build, schemes=schemes))
+        return build_on_host(arguments, partial(_build, schemes=() if shards else schemes))
     return _build(arguments, schemes)
 
 
@@ -299,8 +297,6 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
         )
 
     options = member.options.of_workers(member.placed)
-    if options.quorum:
-        options.check_workers_per_host(max(member.hosts, default=1))
     of_rounds = replace(
         member,
         options=options.without_local_steps,
@@ -316,8 +312,6 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
     anchors = anchors_of(tensors, rule)
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)
     if options.streams:
-        if not member.alone:
-            options.check_workers_per_host(max(member.hosts, default=1))
         plan_of_parts = plan_exchange(anchors, of_rounds)
         outer = replace(
             arguments,

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -90,23 +91,35 @@ def in_order(histories: Mapping[int, History]) -> dict[int, History]:
 
 
 class CarrierState:
-    """A carrier's part of `ExchangeState`, which says when each method may be called."""
+    """What a snapshot holds of an exchange, or of a carrier, beside the tensors. It may be read
+    after `settle`.
+    """
 
     private = False
-    """Whether each host has histories of its own, or all replicas share one."""
+    """Whether each host has histories of its own (staleness > 0), or all replicas share one."""
     overtaken = False
-    """Whether other replicas may continue before `keep` returns, and change what this one keeps."""
+    """Whether other replicas may continue before `keep` returns, and change what this one keeps: then
+    all wait for each other after it, before the next iteration.
+    """
 
     def histories(self) -> Mapping[int, History]:
-        """Return the history of each of the carrier's tensors, by index."""
+        """Return each tensor's history, by index and in the order of indices.
+
+        Private histories: all replicas call it together, and each gets its host's. A shared
+        history: only rank 0 calls it.
+        """
         return self.keep({}).result()
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
-        """Begin to copy the histories that all replicas share, and what the shards hold back, on
-        any replica.
+        """Begin to copy the histories that all replicas share, and what the shards hold back, after
+        the iterations that are finished; return at once.
+
+        Any replica may call it, after `settle` and before the next iteration, and then continue.
+        What shards keep comes in the background: a gradient or a value waits for no more than a
+        piece of it. Local steps: the outer histories.
 
         Args:
-            into: arrays of an earlier call, by index, which may be written to.
+            into: arrays of an earlier call, by index, which may be written to; empty: new memory.
         """
         return KeptHistories.here({})
 
@@ -121,7 +134,11 @@ class CarrierState:
         return {}
 
     def held_back(self) -> Mapping[str, Array]:
-        """Return what lossy codecs have held back, by name."""
+        """Return what lossy codecs have held back, flat and by name.
+
+        It is private to each host; empty without codecs. Rank 0's includes what the shards hold
+        back.
+        """
         return {}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
@@ -137,18 +154,29 @@ class CarrierState:
 
 
 class UnitedState(CarrierState):
-    """The state of several parts together."""
+    """The state of several parts together.
 
-    def __init__(self, united: Sequence[CarrierState]) -> None:
+    Args:
+        around: entered around each call that may wait for other workers.
+    """
+
+    def __init__(
+        self,
+        united: Sequence[CarrierState],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._united = united
+        self._around = around
         self.private = any(part.private for part in united)
         self.overtaken = any(part.overtaken for part in united)
 
     def histories(self) -> Mapping[int, History]:
-        return in_order(merged(part.histories() for part in self._united))
+        with self._around():
+            return in_order(merged(part.histories() for part in self._united))
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
-        return KeptHistories.of([part.keep(into) for part in self._united])
+        with self._around():
+            return KeptHistories.of([part.keep(into) for part in self._united])
 
     def parts(self) -> Mapping[str, Tensor]:
         return merged(part.parts() for part in self._united)
@@ -157,7 +185,8 @@ class UnitedState(CarrierState):
         return merged(part.replicated() for part in self._united)
 
     def held_back(self) -> Mapping[str, Array]:
-        return merged(part.held_back() for part in self._united)
+        with self._around():
+            return merged(part.held_back() for part in self._united)
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         for part in self._united:

@@ -19,7 +19,6 @@ Laws:
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -44,54 +43,64 @@ class Event(Protocol):
         """Return whether it is done."""
 
 
-class Device(ABC):
-    """A device, as one worker sees it.
+class _Done:
+    """The event after no work."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+DONE: Event = _Done()
+
+
+class Device:
+    """A device, as one worker sees it. This is the host itself, which runs all work at once: there is
+    nothing to wait for. Other devices override every method.
 
     Attributes:
-        is_host: whether it is the host itself, which runs all work at once.
+        is_host: whether it is the host.
     """
 
-    is_host = False
+    is_host = True
 
-    @abstractmethod
     def stream(self) -> Any:
         """Return a new stream, for `on`."""
+        return None
 
-    @abstractmethod
     def on(self, stream: Any) -> AbstractContextManager[object]:
         """Let the body's work run on a stream."""
+        return nullcontext()
 
-    @abstractmethod
     def event(self) -> Event:
         """Return the event after the work that is on the current stream so far."""
+        return DONE
 
-    @abstractmethod
     def wait(self, event: Event) -> None:
         """Let later work on the current stream run after an event; return at once."""
 
-    @abstractmethod
     def keep(self, tensor: Tensor) -> None:
         """Keep the memory of a tensor of a different stream, when it is freed, until the work that
         is on the current stream by then is done.
         """
 
-    @abstractmethod
     def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return memory on the host to and from which `copy_(..., non_blocking=True)` returns at
         once: pinned, for a GPU.
         """
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
-    @abstractmethod
     def pin(self, memory: Tensor) -> bool:
         """Let memory on the host be as that of `host_memory`, until `unpin`. Return False where the
         driver refuses: copies then wait.
         """
+        return True
 
-    @abstractmethod
     def unpin(self, memory: Tensor) -> None:
         """Undo `pin`. No copy is under way."""
 
-    @abstractmethod
     def lend(self, memory: Tensor) -> bytes:
         """Return a handle, by which one other process of this host can `borrow` a tensor of this
         device, of float32 and with memory of its own. The memory stays until both have let go of
@@ -100,8 +109,8 @@ class Device(ABC):
         Raises:
             RuntimeError: memory of this device cannot be lent.
         """
+        return b""
 
-    @abstractmethod
     def borrow(self, handle: bytes) -> Tensor:
         """Return the memory that another process has lent, as flat float32 that work on this device
         can use. The host waits for that work before it lets go of the tensor.
@@ -109,8 +118,8 @@ class Device(ABC):
         Raises:
             RuntimeError: this device cannot reach it, or the handle is empty.
         """
+        raise RuntimeError("the processes of a host share memory by files")
 
-    @abstractmethod
     def synchronize(self) -> None:
         """Wait on the host until all work on all streams is done."""
 
@@ -137,60 +146,10 @@ class Streams(NamedTuple):
         return cls(device, device.stream(), device.stream())
 
 
-class _Done:
-    """The event after no work."""
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-
-DONE: Event = _Done()
-
-
-class HostDevice(Device):
-    """The host itself: there is nothing to wait for."""
-
-    is_host = True
-
-    def stream(self) -> None:
-        return None
-
-    def on(self, stream: Any) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def event(self) -> Event:
-        return DONE
-
-    def wait(self, event: Event) -> None:
-        pass
-
-    def keep(self, tensor: Tensor) -> None:
-        pass
-
-    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-
-    def pin(self, memory: Tensor) -> bool:
-        return True
-
-    def unpin(self, memory: Tensor) -> None:
-        pass
-
-    def lend(self, memory: Tensor) -> bytes:
-        return b""
-
-    def borrow(self, handle: bytes) -> Tensor:
-        raise RuntimeError("the processes of a host share memory by files")
-
-    def synchronize(self) -> None:
-        pass
-
-
 class CudaDevice(Device):
     """A GPU, through torch."""
+
+    is_host = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -316,7 +275,7 @@ def choose_fastest(options: ComputeOptions, *, shapes_change: bool) -> None:
     torch.backends.cudnn.benchmark = not (options.deterministic or shapes_change)
 
 
-HOST = HostDevice()
+HOST = Device()
 KINDS: dict[str, Callable[[torch.device], Device]] = {"cuda": CudaDevice}
 """How to make the device of a type of torch; work on all others runs at once, as on the host."""
 

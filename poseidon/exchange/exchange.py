@@ -38,16 +38,14 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from torch import Tensor
 
-from poseidon.exchange.base import Array, ExchangeSettings, History
+from poseidon.exchange.base import ExchangeSettings, History
 from poseidon.exchange.carrier import (
     Carrier,
     FactoredCarrier,
     GradientCarrier,
-    KeptHistories,
     Step,
     UnitedState,
     merged,
@@ -104,7 +102,9 @@ class Exchange:
                 self._by_factors |= dict.fromkeys(carrier.by_factors, carrier)
         self.control = control
         self.closed = False
-        self.state = ExchangeState(self)
+        self.state = UnitedState(
+            [carrier.state for carrier in carriers], lambda: self.observing(ObservedCall.HISTORIES)
+        )
         self.turns = turns
         self._calls = ObservedCalls(interruption or Interruption(), now_ns)
         self._clip = settings.clip
@@ -130,7 +130,7 @@ class Exchange:
 
         Args:
             histories: for each tensor the history to continue from (a resumed run); None: all
-                zero. Rank 0's count; private ones (`ExchangeState.private`) are each replica's own.
+                zero. Rank 0's count; private ones (`CarrierState.private`) are each replica's own.
             clock: number of finished iterations that the tensors' values have: the iteration of the
                 next `start`. None at the first call, for which `ExchangeSettings.start_clock` has
                 it.
@@ -265,50 +265,6 @@ class Exchange:
     def observing(self, call: ObservedCall, index: int = -1) -> AbstractContextManager[None]:
         """Notify the observers of a call, which is the body."""
         return self._calls.around(call, index)
-
-
-class ExchangeState(UnitedState):
-    """What a snapshot holds of an exchange beside the tensors. It may be read after `settle`.
-
-    Attributes:
-        private: whether each host has histories of its own (staleness > 0), or all replicas share
-            one.
-        overtaken: whether all replicas wait for each other after `keep`, before the next iteration.
-    """
-
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__([carrier.state for carrier in exchange.carriers])
-        self._exchange = exchange
-
-    def histories(self) -> Mapping[int, History]:
-        """Return each tensor's history, by index and in the order of indices.
-
-        Private histories: all replicas call it together, and each gets its host's. A shared
-        history: only rank 0 calls it.
-        """
-        with self._exchange.observing(ObservedCall.HISTORIES):
-            return super().histories()
-
-    def keep(self, into: Mapping[int, History] = MappingProxyType({})) -> KeptHistories:
-        """Begin to copy the state after the iterations that are finished; return at once.
-
-        Any replica may call it, after `settle` and before the next iteration, and then continue. What shards keep comes in the background: a gradient
-        or a value waits for no more than a piece of it. Local steps: the outer histories.
-
-        Args:
-            into: histories of an earlier call, which may be written to; empty: new memory.
-        """
-        with self._exchange.observing(ObservedCall.HISTORIES):
-            return super().keep(into)
-
-    def held_back(self) -> Mapping[str, Array]:
-        """Return what lossy codecs have held back, flat and by name.
-
-        It is private to each host; empty without codecs. Rank 0's includes what the shards hold
-        back.
-        """
-        with self._exchange.observing(ObservedCall.HISTORIES):
-            return super().held_back()
 
 
 Connect = Callable[[str], Sequence[str]]

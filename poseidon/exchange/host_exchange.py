@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.carrier import Carrier
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.host.carrier import HostCarrier, HostRequests
 from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import FlatPiece, HostPieces, cut
-from poseidon.exchange.job_control import JobControl, LinksControl
+from poseidon.exchange.job_control import LinksControl
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.server_exchange import BuildArguments, PlanePart, low_rank_of
@@ -63,79 +63,55 @@ def parts_of(arguments: BuildArguments) -> list[PlanePart]:
 
 
 def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], Built]) -> Built:
-    """Build the exchange of one of several workers of a host.
+    """Build the exchange of one of several workers of a host, which own pieces of the tensors, or
+    have shards of a module each.
 
     Args:
         build: builds the exchange of this worker's plane.
     """
     job, tensors, network = arguments.job, arguments.tensors, arguments.job.network
-    tree = _tree(job)
-    group = _group(job, tree, tensors)
-    with _refusing(group, network.rank):
-        all_squares = _all_squares(job, group)
-        built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
-        control = _control(job, group, built)
-        with _ending(built.exchange):
-            carrier = HostCarrier(
-                built.exchange,
-                HostPieces(tensors, pieces_of(replace(arguments, plan=built.plan)), group.rank),
-                group,
-                by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
-                encoded=built.encoded if tree.leaves else frozenset(),
-                control=control,
-                private=job.is_stale,
-            )
-    turns = None
-    if job.takes_turns:
-        leaves: Sequence[int] = range(len(tensors)) if tree.leaves else ()
-        turns = Turns(tensors, job.by_worker, network.rank, leaves=leaves)
-    exchange = Exchange(
-        [carrier], control, arguments.settings, turns=turns, interruption=network.interruption
-    )
-    return replace(built, exchange=exchange)
-
-
-def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments], Built]) -> Built:
-    """Build the exchange of one of several workers of a host, each of which has shards of a module.
-
-    Args:
-        build: builds the exchange of this worker's plane.
-    """
-    job, network = arguments.job, arguments.job.network
-    every = [trained for part in arguments.planes for trained in part.tensors]
-    group = _group(job, HostTree.mean(job.local_workers), every)
-    os.close(group.file)
-    all_squares = _all_squares(job, group)
-    with _refusing(group, network.rank):
-        built = build(replace(arguments, all_squares=all_squares))
-        control = _control(job, group, built)
-        requests = HostRequests(group, control)
-    # elsewhere the shards of the server, or the sums, have the norm over all planes
+    shards = bool(arguments.shards)
+    tree = HostTree.mean(job.local_workers) if shards else _tree(job)
+    every = [t for part in arguments.planes for t in part.tensors] if shards else tensors
+    group = _group(job, tree, every)
     on_worker = job.alone or job.options.staleness > 0
+    # over the workers of the host, where no shard adds the squares of all planes
+    limits = on_worker or job.options.kind is ExchangeKind.ALLREDUCE
+    all_squares = group.all_squares if limits else math.fsum
+    carriers: list[Carrier]
+    with _refusing(group, network.rank):
+        built = build(replace(arguments, takes_nodes=not shards, all_squares=all_squares))
+        inner = built.exchange
+        # a job on one host has the connections of its workers alone
+        control = LinksControl(group.peers) if job.alone else inner.control
+        if shards:
+            carriers, turns = [HostRequests(group, control), *inner.carriers], inner.turns
+        else:
+            with _ending(inner):
+                pieces = pieces_of(replace(arguments, plan=built.plan))
+                carrier = HostCarrier(
+                    inner,
+                    HostPieces(tensors, pieces, group.rank),
+                    group,
+                    by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
+                    encoded=built.encoded if tree.leaves else frozenset(),
+                    control=control,
+                    private=job.is_stale,
+                )
+            leaves = range(len(tensors)) if tree.leaves else ()
+            carriers, turns = [carrier], None
+            if job.takes_turns:
+                turns = Turns(tensors, job.by_worker, network.rank, leaves=leaves)
     exchange = Exchange(
-        [requests, *built.exchange.carriers],
+        carriers,
         control,
         arguments.settings,
-        turns=built.exchange.turns,
+        turns=turns,
         interruption=network.interruption,
-        all_squares=all_squares if on_worker else math.fsum,
+        # elsewhere the exchange of the plane has the norm
+        all_squares=all_squares if shards and on_worker else math.fsum,
     )
     return replace(built, exchange=exchange)
-
-
-def _all_squares(job: Membership, group: HostGroup) -> Callable[[Sequence[float]], float]:
-    """Return how the exchange of a plane adds the squares of its gradients: over the workers of the
-    host, where no shard adds those of all planes.
-    """
-    limits = job.alone or job.options.staleness > 0 or job.options.kind is ExchangeKind.ALLREDUCE
-    return group.all_squares if limits else math.fsum
-
-
-def _control(job: Membership, group: HostGroup, built: Built) -> JobControl:
-    """Return the control of all workers of the job: a job on one host has the connections of its
-    workers alone.
-    """
-    return LinksControl(group.peers) if job.alone else built.exchange.control
 
 
 @contextmanager

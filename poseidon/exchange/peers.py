@@ -28,6 +28,7 @@ import msgpack
 
 from poseidon.exchange.worker_links import FIRST, LAST, VERSION, WorkerLinks, read_header
 from ps_server import Collection, PeerLeft, RemoteProtocolError, ServerError
+from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
@@ -194,6 +195,15 @@ class Peers(Generic[L]):
             if finished <= iteration or self._places.get(linked) in of:
                 own = self._network.rank_of(self._ranks[self.rank])
                 raise PeerLeft(self._network.rank_of(linked), finished, rank=own)
+
+    def failing(self, what: str) -> Callable[[Exception], None]:
+        """Return what ends every wait of these with an error, as long as they are connected."""
+
+        def fail(error: Exception) -> None:
+            if not self.monitor.closed:
+                self.links.fail(as_server_error(error, what))
+
+        return fail
 
     def close(self, iterations: int) -> None:
         """Leave after so many iterations. Safe to call twice."""

@@ -225,10 +225,9 @@ def through_server(
             layout,
             store,
             settings,
-            of_plane,
+            member=member,
+            control=of_plane,
             parts=parts,
-            weight=member.weight,
-            equal_bits=member.equal_bits,
         )
     ]
     if by_factors:
@@ -251,11 +250,10 @@ def through_server(
             AllReduceCarrier(
                 {index: layout.tensors[index] for index in sorted(by_allreduce)},
                 settings,
+                member=member,
                 peers=Peers.over_network(member.network),
                 control=of_plane,
-                workers=member.placed,
                 norms=norms,
-                equal_bits=member.equal_bits,
             )
         )
     return Exchange(
@@ -321,10 +319,9 @@ def build_allreduce(arguments: BuildArguments) -> Built:
     carrier = AllReduceCarrier(
         dict(enumerate(part.tensors)),
         arguments.settings,
+        member=member,
         peers=members,
         control=of_plane,
-        workers=member.placed,
-        equal_bits=member.equal_bits,
         all_squares=arguments.all_squares,
     )
     try:

@@ -51,7 +51,7 @@ def under_a_rule(tensor: Tensor, member: Membership) -> Tensor:
 
 class Masters:
     """The masters of one module. Those on the shards are known by `ServerTable.of_values` to
-    `ExchangeState.held_back`.
+    `CarrierState.held_back`.
 
     Args:
         tensors: of the exchange. Mean gradients for an optimizer are not masters.

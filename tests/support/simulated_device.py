@@ -146,6 +146,8 @@ class SimulatedDevice(Device):
         background: prefixes of names of threads that may wait.
     """
 
+    is_host = False
+
     def __init__(self, index: int, seed: int) -> None:
         self.torch = torch.device(TYPE, index)
         self.lock = LOCK

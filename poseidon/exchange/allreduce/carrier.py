@@ -24,14 +24,13 @@ from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
 from poseidon.exchange.device import HOST, Event, Streams, device_of
 from poseidon.exchange.job_control import JobControl, LinksControl
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
-from ps_server.errors import as_server_error
-from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.rules import clip_factor, squares_of, update
 
 
@@ -44,8 +43,6 @@ class AllReduceCarrier(GradientCarrier):
         control: a `LinksControl` uses these connections. Otherwise this is beside the server, and
             the carrier connects them when it opens.
         norms: used with `settings.clip` where there are other gradients; None: there are none.
-        equal_bits: whether the job ends where the processors of the replicas compute different
-            bits.
         all_squares: see `Exchange`; without `norms`.
         bucket_bytes: see `Buckets`.
     """
@@ -57,11 +54,10 @@ class AllReduceCarrier(GradientCarrier):
         tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
+        member: Membership,
         peers: Peers[WorkerLinks],
         control: JobControl,
-        workers: VirtualWorkers,
         norms: SharedNorm | None = None,
-        equal_bits: bool = True,
         all_squares: Callable[[Sequence[float]], float] = math.fsum,
         bucket_bytes: int | None = None,
     ) -> None:
@@ -71,7 +67,7 @@ class AllReduceCarrier(GradientCarrier):
         self._peers = peers
         self._control = control
         self._norms = norms
-        self._equal_bits = equal_bits
+        self._member = member
         self._all_squares = all_squares
         self._flat = {index: t.tensor.detach().view(-1) for index, t in tensors.items()}
         first = next(iter(self._flat.values()), None)
@@ -84,10 +80,10 @@ class AllReduceCarrier(GradientCarrier):
             *statistics,
         ]
         sizes = {index: self._flat[index].numel() for index in order}
-        self._sums = Sums(sizes, peers, workers, device, bucket_bytes=bucket_bytes)
+        self._sums = Sums(sizes, peers, member.placed, device, bucket_bytes=bucket_bytes)
         self._copies = SerialExecutor(
             f"sums-out-{peers.rank}",
-            self._copying_failed,
+            peers.failing("sending gradients failed"),
             threaded=not device.is_host,
             timeout_s=peers.timeout_s,
         )
@@ -145,7 +141,7 @@ class AllReduceCarrier(GradientCarrier):
                     f"from {self._peers.names([0])}'s "
                     f"({offers[0].get('tensors')}); all workers must have the same tensors"
                 )
-        common_kernel(samples, required=self._equal_bits)
+        common_kernel(samples, required=self._member.equal_bits)
         if self._is_beside_server:
             self._peers.links.connect(offered_addresses(offers, "sums"))
         self._sums.memory.lend()
@@ -181,9 +177,6 @@ class AllReduceCarrier(GradientCarrier):
             device, out, _ = self._streams
             device.copy(part, memory, out, ready).synchronize()
         self._sums.filled(index)
-
-    def _copying_failed(self, error: Exception) -> None:
-        self._peers.links.fail(as_server_error(error, "sending gradients failed"))
 
     def wait(self, index: int) -> None:
         if index in self._due:

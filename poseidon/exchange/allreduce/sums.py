@@ -28,7 +28,6 @@ from poseidon.exchange.peers import Peers
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import RemoteProtocolError
-from ps_server.errors import as_server_error
 from ps_server.protocol.precision import as_tensor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 from ps_server.rules import Halves
@@ -109,7 +108,10 @@ class Sums:
         self._trees: list[TreeSum[Tensor]] = list(map(self._new_tree, range(len(layout))))
         self.traffic = BucketTraffic(layout)
         self._adding = SerialExecutor(
-            f"add-{peers.rank}", self._adding_failed, threaded=True, timeout_s=peers.timeout_s
+            f"add-{peers.rank}",
+            peers.failing("adding gradients failed"),
+            threaded=True,
+            timeout_s=peers.timeout_s,
         )
         peers.on("Part", 3, self._take_part)
         peers.on("Values", 2, self._take_values)
@@ -246,10 +248,6 @@ class Sums:
         with self._peers.monitor:
             self._trees.clear()
             self.memory.close()
-
-    def _adding_failed(self, error: Exception) -> None:
-        if not self._peers.monitor.closed:
-            self._peers.links.fail(as_server_error(error, "adding gradients failed"))
 
     # Messages, under the monitor.
 

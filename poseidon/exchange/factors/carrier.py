@@ -37,7 +37,6 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor, join_within
-from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread
 from ps_server.rules import clip_factor
@@ -101,7 +100,7 @@ class FactorCarrier(FactoredCarrier):
         self.peers = FactorPeers(session, network, trace=trace, link=link)
         self._in_order = SerialExecutor(
             f"factors-out-{network.rank}",
-            self._sending_failed,
+            self.peers.peers.failing("sending factors failed"),
             threaded=not self._streams.device.is_host,
             timeout_s=network.timeout_s,
         )
@@ -235,9 +234,6 @@ class FactorCarrier(FactoredCarrier):
             with self._rebuilding:
                 self._publish(weight)
 
-    def _sending_failed(self, error: Exception) -> None:
-        self.peers.links.fail(as_server_error(error, "sending factors failed"))
-
     def _rebuild(self) -> None:
         prepare_thread()
         try:
@@ -245,9 +241,7 @@ class FactorCarrier(FactoredCarrier):
                 while self._rebuild_next():
                     pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self.peers.links.fail(
-                as_server_error(error, "rebuilding gradients from factors failed")
-            )
+            self.peers.peers.failing("rebuilding gradients from factors failed")(error)
 
     def _rebuild_next(self) -> bool:
         """Wait for a round that can be applied, and apply it; returns False once closed."""

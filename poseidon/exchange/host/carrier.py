@@ -21,6 +21,7 @@ Laws:
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -41,7 +42,6 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server import RemoteProtocolError
-from ps_server.errors import as_server_error
 from ps_server.transport.base import Buffer
 
 
@@ -81,7 +81,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._out = self._device.stream()
         self._sending = SerialExecutor(
             f"host-out-{group.rank}",
-            self._sending_failed,
+            group.peers.failing("sending gradients to this machine's workers failed"),
             threaded=not self._device.is_host,
             timeout_s=group.peers.timeout_s,
         )
@@ -168,11 +168,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             for start in range(0, len(numbers), MOST_PIECES):
                 self._group.send([owner], "Parts", *numbers[start : start + MOST_PIECES])
 
-    def _sending_failed(self, error: Exception) -> None:
-        self._group.links.fail(
-            as_server_error(error, "sending gradients to this machine's workers failed")
-        )
-
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self.wait(index)
         self._begun[index] += 1
@@ -230,7 +225,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             self._group.check_left(lambda rank: rank == plane)
             return None
 
-        name = self._pieces.tensor_of(number).name
+        name = self._pieces.tensors[self._pieces.all[number].index].name
         self._group.monitor.wait_for(has_come, f"tensor '{name}' did not come")
         if place is not None:
             self._device.wait(self._owner.marks[place])
@@ -330,6 +325,7 @@ class HostRequests(Carrier):
         self._group = group
         self._control = control
         self._counts: deque[int] = deque()
+        os.close(group.file)
         group.peers.on("Requests", 1, self._note)
         group.meet()
 

@@ -27,7 +27,6 @@ from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES, HostPiece
 from poseidon.exchange.host.state import HostState
 from poseidon.exchange.job_control import JobControl
 from ps_server import RemoteProtocolError, ServerError
-from ps_server.errors import as_server_error
 from ps_server.numerics import prepare_thread
 from ps_server.transport.base import Buffer
 
@@ -212,9 +211,7 @@ class Owner:
                 while (command := self._next_command()) is not None:
                     command()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._group.links.fail(
-                as_server_error(error, "the exchange of this worker's pieces failed")
-            )
+            self._group.peers.failing("the exchange of this worker's pieces failed")(error)
 
     def _next_command(self) -> Callable[[], None] | None:
         """Wait for the next command. Return None when there will be none."""

@@ -22,7 +22,6 @@ from poseidon.exchange.device import device_of
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import HostPieces
 from ps_server import RemoteProtocolError
-from ps_server.errors import as_server_error
 from ps_server.transport.base import Buffer
 
 FIRST = -1
@@ -129,8 +128,7 @@ class HostState(CarrierState):
             histories = {self._pieces.own[place]: own for place, own in kept.result().items()}
             send_state(self._group, sender, number, histories, kept.held_back())
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: all workers get the error
-            if not self._group.monitor.closed:
-                self._group.links.fail(as_server_error(error, "the state did not come"))
+            self._group.peers.failing("the state did not come")(error)
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
         asked, kept = self._ask(What.KEEP), self._inner.keep({})

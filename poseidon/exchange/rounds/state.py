@@ -18,8 +18,13 @@ from torch import Tensor
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_parts
-from poseidon.exchange.carrier import KeptHistories, LocalHistories, Step, UnitedState
-from poseidon.exchange.exchange import ExchangeState
+from poseidon.exchange.carrier import (
+    CarrierState,
+    KeptHistories,
+    LocalHistories,
+    Step,
+    UnitedState,
+)
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
@@ -124,7 +129,7 @@ class RoundsState(UnitedState):
     def __init__(
         self,
         inner: Sequence[LocalHistories],
-        outer: ExchangeState,
+        outer: CarrierState,
         anchors: Sequence[Trained],
         *,
         rank: int,

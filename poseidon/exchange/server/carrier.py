@@ -12,6 +12,7 @@ from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.broadcast import bring_histories, bring_parts
 from poseidon.exchange.carrier import GradientCarrier, KeptHistories, Step, UnitedState, merged
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.server.low_rank import LowRankTensors, compare_rules
 from poseidon.exchange.server.placed import Placed, PlacedAlone, Pool
@@ -39,10 +40,7 @@ class ServerCarrier(GradientCarrier):
     Args:
         client: connected to every shard; this carrier closes it.
         layout: the tables of this worker's plane in the store.
-        control: of the plane.
-        weight: see `Membership`.
-        equal_bits: whether the job ends where the processors of the replicas compute different
-            bits.
+        member: of the plane, as `control` is.
     """
 
     state: ServerState
@@ -53,24 +51,22 @@ class ServerCarrier(GradientCarrier):
         layout: StoreLayout,
         store: StoreSpec,
         settings: ExchangeSettings,
-        control: JobControl,
         *,
+        member: Membership,
+        control: JobControl,
         parts: Parts = Parts.WHOLE,
-        weight: float = 1.0,
-        equal_bits: bool = True,
     ) -> None:
-        self._rank = client.host
+        self._member = member
         self._settings = settings
         self._control = control
         self._parts = parts
-        self._equal_bits = equal_bits
         self._tables = ServerTables(
             client,
             layout.pooled,
             range(layout.first, layout.first + len(layout.tables)),
             store,
             settings,
-            weight=weight,
+            weight=member.weight,
             in_background=parts is Parts.IN_BACKGROUND,
         )
         self._placed = list(self._place(layout))
@@ -106,9 +102,10 @@ class ServerCarrier(GradientCarrier):
             own = [part for placed in self._low_rank for part in placed.replicated().values()]
             bring_histories(own, self._control, given=bool(histories))
         if self._low_rank or self._tables.encodes_pushes:
-            bring_parts(self.state.parts(), given, self._control, rank=self._rank)
+            rank = self._member.network.rank
+            bring_parts(self.state.parts(), given, self._control, rank=rank)
         if self._low_rank and clock is None:
-            compare_rules(self._low_rank, self._control, required=self._equal_bits)
+            compare_rules(self._low_rank, self._control, required=self._member.equal_bits)
 
     def start(self, step: Step) -> None:
         for placed in self._special:

@@ -82,7 +82,7 @@ class LowRankTensors(LocalHistories, Placed):
         super().__init__(trained, replicated=True)
         self.indices = shared.indices
         self.table = table
-        own = tables.own
+        own = self._own = tables.own
         self.matrices = matrices_of(shared, trained, self.of, own, tables.host_value(place))
         self._p, self._q = place, place + 1
         self._exact = {
@@ -97,6 +97,7 @@ class LowRankTensors(LocalHistories, Placed):
             }
             for side, held in enumerate(shared.held[:2])
         ]
+        self._workers = tables.store.placed.count
         self._scale = settings.gradient_scale
         self._tables = tables
         self._skipped: Sequence[int] = ()
@@ -117,7 +118,7 @@ class LowRankTensors(LocalHistories, Placed):
 
     def start(self, step: Step) -> None:
         self._step = step
-        self._turns = dict.fromkeys(self.indices, self._tables.own.start)
+        self._turns = dict.fromkeys(self.indices, self._own.start)
         """The virtual worker whose gradient comes next, by index."""
         self._sums: dict[int, TreeSum[Tensor]] = {}
         """The sums of the pushes of this iteration, by table."""
@@ -148,7 +149,7 @@ class LowRankTensors(LocalHistories, Placed):
         """Add what a virtual worker pushes to a table. Return the sum of a node once it is
         complete.
         """
-        tree = self._sums.setdefault(table, TreeSum(self._tables.store.placed.count))
+        tree = self._sums.setdefault(table, TreeSum(self._workers))
         total = tree.release(Node(worker, worker + 1), part, self._tables.nodes(table))
         return None if total is None else (table, total)
 
@@ -165,7 +166,7 @@ class LowRankTensors(LocalHistories, Placed):
         pushes = [
             self.take(index, torch.zeros_like(matrix.value))
             for index, matrix in self.matrices.items()
-            for _ in range(self._turns[index], self._tables.own.stop)
+            for _ in range(self._turns[index], self._own.stop)
         ]
         return [push for push in pushes if push is not None]
 

@@ -38,7 +38,7 @@ from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoder
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.server.table import ServerTable, of_values
-from ps_server import Client, StoreSpec
+from ps_server import Client, Keeping, StoreSpec
 from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
 from ps_server.protocol.placement import place
@@ -170,7 +170,7 @@ class ServerTables(CarrierState):
         self._step = step
         for index, table in enumerate(self._tables):
             table.pushes = 0
-            if not table.is_copy:
+            if table.spec.keeping is not Keeping.COPY:
                 self._client.request(self._first + index)
 
     def push(self, index: int, gradient: Tensor) -> None:
@@ -270,7 +270,7 @@ class ServerTables(CarrierState):
             in_parts: whether a table without a push takes no part; otherwise its gradient is zero.
         """
         for index, table in enumerate(self._tables):
-            if table.pushes or table.is_copy or in_parts:
+            if table.pushes or in_parts or table.spec.keeping is Keeping.COPY:
                 continue
             value = table.trained.tensor
             if not table.trained.statistics:

@@ -13,7 +13,7 @@ import poseidon
 from poseidon.engine import logged_values
 from poseidon.engine.logged_values import MOST_NAMES, LoggedValues, check
 from poseidon.errors import UsageError
-from poseidon.exchange.device import Event, HostDevice
+from poseidon.exchange.device import Device, Event
 from poseidon.torch.trainer_logs import log_of_library
 
 Sent = list[tuple[int, Mapping[str, float | None]]]
@@ -126,7 +126,7 @@ def test_a_value_on_a_device_is_sent_once_it_is_copied(monkeypatch: pytest.Monke
     copies = [Copy(), Copy(), Copy()]
     given = iter(copies)
 
-    class Late(HostDevice):
+    class Late(Device):
         is_host = False
 
         def event(self) -> Event:

@@ -79,7 +79,7 @@ def interrupted(case: Case, workers: list[Worker], holder: int) -> Kept:
         own = {name: part.view(-1).numpy().copy() for name, part in exchange.state.parts().items()}
         if part.worker is workers[holder]:
             kept.values = [t.tensor.detach().clone() for t in part.worker.tensors]
-            kept.state = exchange.state.keep()
+            kept.state = exchange.state.keep({})
         train(part, KEPT_AT, KEPT_AT + 2)
         if part.worker is workers[holder]:
             assert kept.state is not None
@@ -131,7 +131,7 @@ def test_earlier_memory_is_used_again(kind: ExchangeKind) -> None:
         exchange.open(None)
         part.train(0)
         exchange.settle()
-        first = exchange.state.keep().result()
+        first = exchange.state.keep({}).result()
         before = [array.copy() for array in first[large]]
         part.train(1)
         exchange.settle()
@@ -158,7 +158,7 @@ def test_only_who_holds_a_copy_receives_it_and_no_more_than_the_histories() -> N
         met.wait()
         before = client.statistics().other_bytes_in
         if rank < holders:
-            exchange.state.keep().result()
+            exchange.state.keep({}).result()
         met.wait()
         received[rank] = client.statistics().other_bytes_in - before
         met.wait()
@@ -178,7 +178,7 @@ def test_any_worker_of_a_host_keeps_the_state_of_all_its_tensors() -> None:
         exchange.open(None)
         part.train(0)
         exchange.settle()
-        kept = exchange.state.keep()
+        kept = exchange.state.keep({})
         part.train(1)
         histories = kept.result()
         assert [*histories] == [*range(len(part.worker.tensors))]

@@ -23,7 +23,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.memory import SolverMemory
 from poseidon.engine.process import run_work
 from poseidon.exchange.base import History
-from poseidon.exchange.exchange import ExchangeState
+from poseidon.exchange.carrier import UnitedState
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -319,13 +319,13 @@ def test_snapshots_on_disk_are_written_from_those_in_memory(
 ) -> None:
     """Histories are collected once for both; without copies in memory the files are the same."""
     collected = [0]
-    histories = ExchangeState.histories
+    histories = UnitedState.histories
 
-    def counted(state: ExchangeState) -> Mapping[int, History]:
+    def counted(state: UnitedState) -> Mapping[int, History]:
         collected[-1] += 1
         return histories(state)
 
-    monkeypatch.setattr(ExchangeState, "histories", counted)
+    monkeypatch.setattr(UnitedState, "histories", counted)
     found = []
     first = replace(first, settings=(*first.settings, "snapshot=20"))
     for copies in (1, 0):

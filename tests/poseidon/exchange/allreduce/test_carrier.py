@@ -20,10 +20,10 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.job_control import LinksControl
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, Rule, RuleKind, SpecError
 from ps_server.network import Network
-from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.poseidon.exchange.test_exchange_contract import SCENARIOS
 from tests.poseidon.exchange.test_exchange_statistics import (
     SETTINGS,
@@ -50,9 +50,9 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
             carrier = AllReduceCarrier(
                 dict(enumerate(tensors)),
                 settings,
+                member=Membership(network=network),
                 peers=peers,
                 control=control,
-                workers=VirtualWorkers.one_each(workers),
                 bucket_bytes=bucket_bytes,
             )
             peers.links.connect(connect.of(rank)(peers.links.address))
