@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from poseidon.caffe.proto.caffe_pb2 import SolverParameter
 from poseidon.caffe.proto.definition import SolverDefinition
-from poseidon.errors import nearest
+from poseidon.errors import unknown
 from ps_server import Regularization, Rule, RuleKind, SpecError
 
 
@@ -188,9 +188,7 @@ def _kind(solver: SolverDefinition) -> RuleKind:
     try:
         return KINDS[name]
     except KeyError as error:
-        near = nearest(name, KINDS)
-        hint = f"did you mean '{near}'?" if near else f"expected one of {', '.join(KINDS)}"
-        raise solver.error("type", f"unknown solver type '{name}'; {hint}") from error
+        raise solver.error("type", unknown("solver type", name, KINDS)) from error
 
 
 def _type_name(param: SolverParameter) -> str:
@@ -233,10 +231,6 @@ def _step(solver: SolverParameter, t: int) -> float:
     return float(solver.base_lr * _power(solver.gamma, t // solver.stepsize))
 
 
-def _multistep(solver: SolverParameter, t: int) -> float:
-    return float(solver.base_lr * _power(solver.gamma, _values_reached(solver, t)))
-
-
 def _values_reached(solver: SolverParameter, t: int) -> int:
     """Return how many stepvalues iteration t has reached. Of equal ones each iteration counts one."""
     reached, last = 0, -1
@@ -263,16 +257,15 @@ POLICIES: dict[str, Policy] = {
     "step": _step,
     "exp": lambda solver, t: float(solver.base_lr * _power(solver.gamma, t)),
     "inv": lambda solver, t: float(solver.base_lr * _power(1 + solver.gamma * t, -solver.power)),
-    "multistep": _multistep,
+    "multistep": lambda solver, t: float(
+        solver.base_lr * _power(solver.gamma, _values_reached(solver, t))
+    ),
     "poly": _poly,
     "sigmoid": _sigmoid,
 }
 
-# The fields that a policy needs. Others have Caffe's defaults: a missing `power` or base_lr is 0.
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "step": ("stepsize",),
-    "sigmoid": ("stepsize",),
-}
+# Their fields besides stepsize have Caffe's defaults: a missing `power` or base_lr is 0.
+_NEED_STEPSIZE = ("step", "sigmoid")
 _USES_GAMMA = ("step", "exp", "inv", "multistep", "sigmoid")
 
 
@@ -288,12 +281,9 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
     param = solver.param
     policy = POLICIES.get(param.lr_policy)
     if policy is None:
-        near = nearest(param.lr_policy, POLICIES)
-        hint = f"did you mean '{near}'?" if near else f"expected one of {', '.join(POLICIES)}"
-        raise solver.error("lr_policy", f"unknown policy '{param.lr_policy}'; {hint}")
-    for name in _NEEDS.get(param.lr_policy, ()):
-        if not param.HasField(name):
-            raise solver.error("lr_policy", f"'{param.lr_policy}' needs {name}, which is missing")
+        raise solver.error("lr_policy", unknown("policy", param.lr_policy, POLICIES))
+    if param.lr_policy in _NEED_STEPSIZE and not param.HasField("stepsize"):
+        raise solver.error("lr_policy", f"'{param.lr_policy}' needs stepsize, which is missing")
     if param.lr_policy == "step" and param.stepsize <= 0:
         raise solver.error("stepsize", f"expected a positive number, found {param.stepsize}")
     return lambda iteration: _limited_to_float32(policy(param, iteration))

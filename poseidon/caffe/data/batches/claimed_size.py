@@ -6,6 +6,7 @@ PNG, JPEG, BMP, WebP, TIFF and GIF are left to the decoder.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from poseidon.errors import DataError
@@ -120,7 +121,9 @@ def _jpeg(encoded: bytes) -> tuple[int, int]:
         marker = encoded[offset + 1]
         if marker in FRAMES:
             found = max(
-                found, (_number(encoded, offset + 7, 2), _number(encoded, offset + 5, 2)), key=_area
+                found,
+                (_number(encoded, offset + 7, 2), _number(encoded, offset + 5, 2)),
+                key=math.prod,
             )
         if marker == 0xDA:
             break
@@ -129,10 +132,6 @@ def _jpeg(encoded: bytes) -> tuple[int, int]:
             1 if marker == 0xFF else 2 if alone else 2 + max(2, _number(encoded, offset + 2, 2))
         )
     return found
-
-
-def _area(size: tuple[int, int]) -> int:
-    return size[0] * size[1]
 
 
 def _little(encoded: bytes, offset: int, length: int) -> int:

@@ -40,44 +40,10 @@ SIDE = 32
 CHUNK = 500  # images drawn at a time, to bound the memory
 
 
-def _disc(u: Map, v: Map) -> Map:
-    return np.hypot(u, v) - 0.8
-
-
-def _ring(u: Map, v: Map) -> Map:
-    return np.abs(np.hypot(u, v) - 0.62) - 0.22
-
-
-def _square(u: Map, v: Map) -> Map:
-    return np.maximum(np.abs(u), np.abs(v)) - 0.72
-
-
-def _triangle(u: Map, v: Map) -> Map:
-    return np.maximum(np.abs(u) * 0.866 + v * 0.5, -v) - 0.5
-
-
 def _cross(u: Map, v: Map) -> Map:
     a, b = np.abs(u), np.abs(v)
     cross: Map = np.minimum(np.maximum(a - 0.26, b - 0.9), np.maximum(b - 0.26, a - 0.9))
     return cross
-
-
-def _star(u: Map, v: Map) -> Map:
-    star: Map = np.hypot(u, v) - 0.62 - 0.3 * np.cos(5 * np.arctan2(v, u))
-    return star
-
-
-def _crescent(u: Map, v: Map) -> Map:
-    return np.maximum(np.hypot(u, v) - 0.85, 0.7 - np.hypot(u - 0.45, v))
-
-
-def _bars(u: Map, v: Map) -> Map:
-    return np.maximum(np.abs(np.abs(u) - 0.5) - 0.22, np.abs(v) - 0.85)
-
-
-def _corners(u: Map, v: Map) -> Map:
-    corners: Map = np.maximum(np.maximum(np.abs(u), np.abs(v)) - 0.8, -u * v * 4)
-    return corners
 
 
 def _dots(u: Map, v: Map) -> Map:
@@ -88,15 +54,15 @@ def _dots(u: Map, v: Map) -> Map:
 
 
 SHAPES: dict[str, Shape] = {
-    "disc": _disc,
-    "ring": _ring,
-    "square": _square,
-    "triangle": _triangle,
+    "disc": lambda u, v: np.hypot(u, v) - 0.8,
+    "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.62) - 0.22,
+    "square": lambda u, v: np.maximum(np.abs(u), np.abs(v)) - 0.72,
+    "triangle": lambda u, v: np.maximum(np.abs(u) * 0.866 + v * 0.5, -v) - 0.5,
     "cross": _cross,
-    "star": _star,
-    "crescent": _crescent,
-    "bars": _bars,
-    "corners": _corners,
+    "star": lambda u, v: np.hypot(u, v) - 0.62 - 0.3 * np.cos(5 * np.arctan2(v, u)),
+    "crescent": lambda u, v: np.maximum(np.hypot(u, v) - 0.85, 0.7 - np.hypot(u - 0.45, v)),
+    "bars": lambda u, v: np.maximum(np.abs(np.abs(u) - 0.5) - 0.22, np.abs(v) - 0.85),
+    "corners": lambda u, v: np.maximum(np.maximum(np.abs(u), np.abs(v)) - 0.8, -u * v * 4),
     "dots": _dots,
 }
 """The ten classes, in the order of their labels."""
