@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from poseidon.base import paths
+from poseidon.base.durable import obstacle_to
 from poseidon.base.paths import module_file, no_module
 from poseidon.base.settings import visible_gpus
 from poseidon.cluster.jobs.this_host import job_at
@@ -150,9 +151,7 @@ def _description(check: Check) -> dict[str, Any]:
     import resource  # there is none on Windows
 
     memory = psutil.virtual_memory()
-    there = os.path.abspath(check.folder)
-    while not os.path.isdir(there):
-        there = os.path.dirname(there)
+    there = _existing(os.path.abspath(check.folder))
     return {
         "name": socket.gethostname(),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
@@ -267,21 +266,18 @@ def _bindable(address: str, port: int) -> str | None:
 
 
 def _check_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
-    there = folder
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        problems.append(f"nothing can be written to {folder}: {there} is not a folder")
-    elif not os.access(there, os.W_OK | os.X_OK):
-        problems.append(
-            f"nothing can be written to {folder}: {there} may not be written by this user"
-        )
-    else:
-        free = shutil.disk_usage(there).free
-        if free < space_bytes:
-            problems.append(
-                f"{free >> 20} MiB are free for {folder}; expected {space_bytes >> 20} MiB"
-            )
+    obstacle, free = obstacle_to(Path(folder)), shutil.disk_usage(_existing(folder)).free
+    if obstacle:
+        problems.append(f"nothing can be written to {folder}: {obstacle}")
+    elif free < space_bytes:
+        problems.append(f"{free >> 20} MiB are free for {folder}; expected {space_bytes >> 20} MiB")
+
+
+def _existing(folder: str) -> str:
+    """Return the folder itself, or the nearest one above it that is there."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _check_modules(modules: Sequence[str], problems: list[str]) -> None:

@@ -1,8 +1,8 @@
 """The interfaces between a launcher and the processes of a job, wherever they run.
 
-A `Launcher` starts a `ProcessSpec` on a host and returns a `RunningProcess`, to which lines are
-sent; its `Listener` is notified of events, output and, last, the exit status. An agent has children
-(`poseidon.cluster.agent.child`), the launcher what stands for them (`remote_process`).
+A launcher starts a `ProcessSpec` on a host; the `Listener` of the process is notified of events,
+output and, last, the exit status. An agent has children (`poseidon.cluster.agent.child`), the
+launcher what stands for them (`remote_process`).
 
 Law: secrets travel in the first line of standard input only, never in argv or the environment. No
 call blocks for long, and no listener is called after `exited`.
@@ -22,7 +22,6 @@ from typing import Protocol, TypeVar
 import psutil
 
 from poseidon.cluster.job_plan import ProcessName
-from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError
 
 _START_TICKS = 19
@@ -102,7 +101,7 @@ class Listener(Protocol):
 
 
 class RunningProcess(Protocol):
-    """A started process."""
+    """A started process, as a job's record has it."""
 
     @property
     def name(self) -> ProcessName:
@@ -115,45 +114,6 @@ class RunningProcess(Protocol):
     @property
     def created(self) -> str:
         """Its `creation` on its own host."""
-
-    def await_start(self) -> None:
-        """Wait until its host has started it; `pid` and `created` are known from then on.
-
-        Raises:
-            JobError: it cannot be started; the message has the process, the host and the reason.
-        """
-
-    def send_line(self, line: bytes) -> None:
-        """Queue one line for its standard input.
-
-        Returns at once; dropped when the process has ended.
-        """
-
-    def poll(self) -> int | None:
-        """Return its exit status as `Listener.exited` gets it, or None while it runs."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM, also if it is stopped. Nothing happens when it has ended."""
-
-    def kill(self) -> None:
-        """Send SIGKILL to it and all that it started. Nothing happens when it has ended."""
-
-    def close(self) -> None:
-        """Release its pipes and threads; kill it if it still runs. May be called twice."""
-
-
-class Launcher(Protocol):
-    """Starts processes on hosts."""
-
-    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
-        """Ask a host to start a process; return at once, with its first line on its way.
-
-        Hosts start theirs at the same time. `RunningProcess.await_start` tells whether it has come
-        to life.
-
-        Raises:
-            JobError: it cannot be started; the message has the process, the host and the reason.
-        """
 
 
 def creation(pid: int) -> str:

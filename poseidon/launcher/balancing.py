@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.launcher.job import Job
+from ps_server.json_fields import value_of
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 LEAST = 4
@@ -256,12 +258,9 @@ class Balancing(JobListener):
 
 def times_of(event: Mapping[str, object]) -> Times | None:
     """Return what a worker has measured; None: the event does not say."""
-    iterations, own_s, whole_s = (event.get(name) for name in ("iterations", "own_s", "whole_s"))
-    if event.get("event") != "timed" or not isinstance(iterations, int):
-        return None
-    if not isinstance(own_s, int | float) or not isinstance(whole_s, int | float):
-        return None
-    return Times(iterations=iterations, own_s=float(own_s), whole_s=float(whole_s))
+    with suppress(ValueError):
+        return value_of(Times, event) if event.get("event") == "timed" else None
+    return None
 
 
 def _numbers(placed: VirtualWorkers) -> str:

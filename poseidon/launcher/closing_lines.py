@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from poseidon.base import text_files
 from poseidon.base.paths import own_command, short_path
 from poseidon.flags.values import TRUTH
 
@@ -65,8 +66,7 @@ def aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
     >>> aligned([("model", "a.caffemodel"), ("resume", "poseidon train")])
     ['  model:   a.caffemodel', '  resume:  poseidon train']
     """
-    width = max((len(name) for name, _ in entries), default=0) + 1
-    return [f"  {name + ':':<{width}}  {text}" for name, text in entries]
+    return [f"  {line}" for line in text_files.aligned([(f"{n}:", text) for n, text in entries])]
 
 
 def _without_settings(argv: Sequence[str], names: Collection[str]) -> list[str]:

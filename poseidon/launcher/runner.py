@@ -218,7 +218,7 @@ class _JobRun:
             return run_job(
                 job.plan,
                 lambda role: specs[role.process],
-                job.site,
+                job.site.start,
                 listener=self._listeners,
                 settings=job.request.supervision_settings(),
                 registration=self._registration,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.errors import JobError, UsageError
-from poseidon.launcher.metrics_page import Gauge, MetricsPage
+from poseidon.launcher.metrics_page import MetricsPage
 from poseidon.observe.metrics.job_records import (
     Record,
     encode_record,
@@ -78,9 +78,8 @@ class JobRecords(JobListener):
         self._now, self._monotonic = now, monotonic
         self._meter = ProgressMeter(monotonic)
         self._iterations: dict[int, int] = {}
-        self._next_s: dict[str, float] = {}
-        self._held: dict[str, Record] = {}
-        """The latest record of each period, unless it was passed on."""
+        self._periods: dict[str, tuple[float, Record | None]] = {}
+        """When the next record of each is due, and the latest one, unless it was passed on."""
         self._means = LoggedMeans(job()["workers"])
         self._started = False
         self._queue: queue.Queue[Record | None] = queue.Queue(MOST_WAITING)
@@ -88,7 +87,7 @@ class JobRecords(JobListener):
 
     def on_started(self) -> None:
         self._iterations.clear()
-        self._held.clear()
+        self._periods = {period: (due_s, None) for period, (due_s, _) in self._periods.items()}
         self._put_means(everything=True)
         job = self._job()
         self._means = LoggedMeans(job["workers"])
@@ -124,8 +123,9 @@ class JobRecords(JobListener):
             outcome: in one word: finished, stopped, failed.
         """
         self._put_means(everything=True)
-        for record in self._held.values():
-            self._put(record)
+        for _, record in self._periods.values():
+            if record is not None:
+                self._put(record)
         if self._started:
             self._put({"kind": "end", "outcome": outcome, "iteration": self._iterations.get(0)})
 
@@ -170,12 +170,11 @@ class JobRecords(JobListener):
     def _put(self, record: Record, *, period: str = "") -> None:
         """Pass a record on, unless one of the same period came a short while ago."""
         if period:
-            now = self._monotonic()
-            self._held[period] = record
-            if now < self._next_s.get(period, 0.0):
+            now, (due_s, _) = self._monotonic(), self._periods.get(period, (0.0, None))
+            if now < due_s:
+                self._periods[period] = due_s, record
                 return
-            self._next_s[period] = now + PERIOD_S
-            del self._held[period]
+            self._periods[period] = now + PERIOD_S, None
         self._start()
         with suppress(queue.Full):
             self._queue.put_nowait({"time": round(self._now(), 3), **record})
@@ -283,6 +282,50 @@ def scalars(record: Record) -> dict[str, float | None]:
     return {}
 
 
+_OF_PROCESSES = ("worker", "gpu", "shard")
+GAUGES: Mapping[tuple[str, ...], Mapping[str, tuple[str, str]]] = {
+    ("start",): {"starts": ("starts", "Starts of the job, restarts included")},
+    ("progress",): {
+        "iteration": ("iteration", "Iterations that worker 0 has finished"),
+        "max_iter": ("max_iteration", "Iterations of the whole job; 0: unknown"),
+        "rate": ("iterations_per_second", "Iterations a second, without tests"),
+        "images_rate": ("images_per_second", "Images a second of all workers"),
+    },
+    ("train",): {
+        "loss": ("loss", "Total loss of the train net, averaged over average_loss iterations"),
+        "rate": ("learning_rate", "The solver's rate"),
+    },
+    ("outputs of train", "output"): {
+        "outputs": (
+            "train_output",
+            "Outputs of the train net, or what a script logs; means over all workers",
+        )
+    },
+    ("outputs of test", "net", "output"): {
+        "outputs": ("test_output", "Outputs of a test net, averaged over its iterations")
+    },
+    ("worker", "rank", "host"): {
+        "iteration": ("worker_iteration", "Iterations of a worker"),
+        "waited_s": ("worker_waited_seconds", "Time a worker has waited for others"),
+    },
+    ("gpu", "rank", "host"): {
+        "memory_bytes": ("gpu_memory_bytes", "Memory of a worker's GPU in use, by all"),
+        "total_bytes": ("gpu_memory_total_bytes", "Memory of the GPU"),
+        "busy": ("gpu_busy", "Busy part of the GPU's time, 0 to 1"),
+        "temperature_c": ("gpu_celsius", "Temperature of the GPU"),
+    },
+    ("shard", "index", "host"): {
+        "bytes_in": ("shard_bytes_received", "Since the shard's start"),
+        "bytes_out": ("shard_bytes_sent", "Since the shard's start"),
+        "busy_s": ("shard_busy_seconds", "Time not spent waiting for messages"),
+        "queue": ("shard_queue", "Messages that wait to be handled"),
+    },
+}
+"""The gauges of each kind of record, and their labels beside the job's: by the key in the record
+the name, without `poseidon_`, and what it is.
+"""
+
+
 class Prometheus:
     """Serves the latest values to Prometheus over HTTP, on loopback.
 
@@ -307,78 +350,35 @@ class Prometheus:
         self.port = self._page.port
         self.name = f"--metrics_port={self.port}"
         self._job = job
-        self._start_count = 0
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return self._page.gauge(f"poseidon_{name}", text, "job", *labels)
-
-        self._of_job = {
-            "iteration": gauge("iteration", "Iterations that worker 0 has finished"),
-            "max_iter": gauge("max_iteration", "Iterations of the whole job; 0: unknown"),
-            "rate": gauge("iterations_per_second", "Iterations a second, without tests"),
-            "images_rate": gauge("images_per_second", "Images a second of all workers"),
+        self._gauges = {
+            kind: {
+                key: self._page.gauge(f"poseidon_{name}", text, "job", *labels)
+                for key, (name, text) in of_kind.items()
+            }
+            for (kind, *labels), of_kind in GAUGES.items()
         }
-        self._train = gauge(
-            "train_output",
-            "Outputs of the train net, or what a script logs; means over all workers",
-            "output",
-        )
-        self._loss = gauge(
-            "loss", "Total loss of the train net, averaged over average_loss iterations"
-        )
-        self._learning_rate = gauge("learning_rate", "The solver's rate")
-        self._test = gauge(
-            "test_output", "Outputs of a test net, averaged over its iterations", "net", "output"
-        )
-        self._worker = {
-            "iteration": gauge("worker_iteration", "Iterations of a worker", "rank", "host"),
-            "waited_s": gauge(
-                "worker_waited_seconds", "Time a worker has waited for others", "rank", "host"
-            ),
-        }
-        self._gpu = {
-            "memory_bytes": gauge(
-                "gpu_memory_bytes", "Memory of a worker's GPU in use, by all", "rank", "host"
-            ),
-            "total_bytes": gauge("gpu_memory_total_bytes", "Memory of the GPU", "rank", "host"),
-            "busy": gauge("gpu_busy", "Busy part of the GPU's time, 0 to 1", "rank", "host"),
-            "temperature_c": gauge("gpu_celsius", "Temperature of the GPU", "rank", "host"),
-        }
-        self._shard = {
-            "bytes_in": gauge("shard_bytes_received", "Since the shard's start", "index", "host"),
-            "bytes_out": gauge("shard_bytes_sent", "Since the shard's start", "index", "host"),
-            "busy_s": gauge(
-                "shard_busy_seconds", "Time not spent waiting for messages", "index", "host"
-            ),
-            "queue": gauge("shard_queue", "Messages that wait to be handled", "index", "host"),
-        }
-        self._starts = gauge("starts", "Starts of the job, restarts included")
 
     def write(self, record: Record) -> None:
-        kind, job = record["kind"], self._job
+        kind, gauges = record["kind"], self._gauges.get(record["kind"], {})
+        labels: tuple[str, ...] = ()
         if kind == "start":
-            self._start_count += 1
-            self._starts.set(self._start_count, job)
-            for gauge in (*self._worker.values(), *self._gpu.values(), *self._shard.values()):
+            starts = gauges["starts"]
+            starts.set(starts.values.get((self._job,), 0) + 1, self._job)
+            for gauge in (g for of in _OF_PROCESSES for g in self._gauges[of].values()):
                 gauge.values.clear()  # this start may have fewer of them, or on other hosts
-        elif kind == "progress":
-            for name, gauge in self._of_job.items():
-                gauge.set(record[name], job)
-        elif kind == "train":
-            for gauge, name in ((self._loss, "loss"), (self._learning_rate, "rate")):
-                if name in record:  # a script need not log them
-                    gauge.set(_number(record[name]), job)
-            for name, value in record["outputs"].items():
-                self._train.set(_number(value), job, name)
-        elif kind == "test":
-            for name, value in record["outputs"].items():
-                self._test.set(_number(value), job, str(record["net"]), name)
-        elif kind in ("worker", "shard"):
-            gauges = self._worker if kind == "worker" else self._shard
-            for name, gauge in gauges.items():
-                gauge.set(record[name], job, str(record["index"]), record["host"])
-            for name, value in record.get("gpu", {}).items():
-                self._gpu[name].set(value, job, str(record["index"]), record["host"])
+            return
+        if kind == "test":
+            labels = (str(record["net"]),)
+        elif kind in _OF_PROCESSES:
+            labels = (str(record["index"]), record["host"])
+        for name, gauge in gauges.items():
+            if name in record:  # a script need not log loss and rate
+                gauge.set(_number(record[name]), self._job, *labels)
+        for name, value in record.get("outputs", {}).items():
+            outputs = self._gauges[f"outputs of {kind}"]["outputs"]
+            outputs.set(_number(value), self._job, *labels, name)
+        for name, value in record.get("gpu", {}).items():
+            self._gauges["gpu"][name].set(value, self._job, *labels)
 
     def close(self) -> None:
         self._page.close()

@@ -179,9 +179,7 @@ class Site:
         ]
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
-        """Ask a host to start a process, or let one that waits there continue; see
-        `Launcher.start`.
-        """
+        """Ask a host to start a process, or let one that waits there continue; see `run_job`."""
         waiting = self.paused.take(spec, listener)
         if waiting is not None:
             return waiting

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from poseidon.cluster.agent.agent import Action as AgentAction
-from poseidon.cluster.agent.agent import AgentState, EndProcesses, Perform, Send
+from poseidon.cluster.agent.agent import AgentState, EndProcesses
 from poseidon.cluster.agent.messages import (
     REPORTS,
     REQUESTS,
@@ -211,12 +211,12 @@ class HostAgent:
 
     def _do(self, actions: list[AgentAction]) -> None:
         for action in actions:
-            if isinstance(action, Send):
-                self._outbox.append(action.report)
-            elif isinstance(action, Perform):
-                self._perform(action.request)
-            else:
+            if isinstance(action, EndProcesses):
                 self._leave(action)
+            elif isinstance(action, Request):
+                self._perform(action)
+            else:
+                self._outbox.append(action)
 
     def _perform(self, request: Request) -> None:
         if isinstance(request, AgentHello):

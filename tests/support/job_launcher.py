@@ -79,7 +79,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
             run_job(
                 plan_job(clients, devices_per_host=("cpu",), channels=1),
                 make_spec,
-                agents,
+                agents.start,
                 listener=Reporter(registry, job, report),
                 settings=SupervisionSettings(),
                 registration=registration,

@@ -148,7 +148,7 @@ def _supervise(
             run_job(
                 plan,
                 spec,
-                site,
+                site.start,
                 listener=terminal,
                 settings=DEFAULT_SUPERVISION,
                 registration=registration,

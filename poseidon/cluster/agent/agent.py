@@ -17,20 +17,6 @@ TICK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
-    """Send a report."""
-
-    report: m.Report
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Perform:
-    """Carry out a request; it is legal now. `AgentHello`: answer with `AgentWelcome`."""
-
-    request: m.Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcesses:
     """End all processes, then exit.
 
@@ -43,7 +29,10 @@ class EndProcesses:
     reason: str = ""
 
 
-Action = Send | Perform | EndProcesses
+Action = m.Report | m.Request | EndProcesses
+"""Send a report; carry out a request, which is legal now (`AgentHello`: answer with `AgentWelcome`);
+or end.
+"""
 
 
 class AgentState:
@@ -63,16 +52,12 @@ class AgentState:
         self._launcher = launcher
         self._silence_s = hello_s
         self._silence = PeerSilence(TICK_S, now_s)
-        self._greeted = False
+        self.greeted = False
+        """Whether the launcher has sent `AgentHello`."""
         self._left = False
         self._started: set[int] = set()
         self.grace_s = 5.0
         """From SIGTERM to SIGKILL, when processes are ended."""
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the launcher has sent `AgentHello`."""
-        return self._greeted
 
     def take(self, request: m.Request, now_s: float) -> list[Action]:
         self._silence.heard_s = now_s
@@ -82,12 +67,12 @@ class AgentState:
             return self._leave(request.status, request.reason)
         if isinstance(request, m.AgentHello):
             return self._greet(request)
-        if not self._greeted:
+        if not self.greeted:
             return self.reject("a request before Hello")
         if isinstance(request, m.StartProcess):
             if request.id in self._started:
                 why = f"process {request.id} has already been started"
-                return [Send(report=m.Refused(id=request.id, message=why))]
+                return [m.Refused(id=request.id, message=why)]
             self._started.add(request.id)
         elif isinstance(request, m.WriteLine | m.SendSignal) and request.id not in self._started:
             return []
@@ -95,12 +80,12 @@ class AgentState:
             return self.reject(f"{type(request).__name__} with the id {request.id}")
         elif isinstance(request, m.EndAll | m.Register):
             self._started.clear()
-        return [Perform(request=request)]
+        return [request]
 
     def reject(self, why: str) -> list[Action]:
         """Leave: what came is not a request of this protocol."""
         return [
-            Send(report=m.Refused(id=m.AGENT_ITSELF, message=why)),
+            m.Refused(id=m.AGENT_ITSELF, message=why),
             *self._leave(1, f"{self._launcher} sent something that is not of this protocol: {why}"),
         ]
 
@@ -108,7 +93,7 @@ class AgentState:
         """Note the time; called once in `TICK_S` at least."""
         if self._silence.look(now_s) <= self._silence_s or self._left:
             return []
-        said = "has sent nothing for" if self._greeted else "did not answer within"
+        said = "has sent nothing for" if self.greeted else "did not answer within"
         return self._leave(1, f"{self._launcher} {said} {self._silence_s:g} s")
 
     def end_of_channel(self, why: str = "") -> list[Action]:
@@ -119,14 +104,14 @@ class AgentState:
     def killed_by_user(self) -> list[Action]:
         """Leave: the user has killed the job on this host."""
         # Reported before the first process ends, which would look like a loss.
-        return [Send(report=m.KilledByUser()), *self._leave(1, "the job was killed on this host")]
+        return [m.KilledByUser(), *self._leave(1, "the job was killed on this host")]
 
     def signaled(self, name: str) -> list[Action]:
         """Report a signal of the machine or the scheduler; before `AgentHello` there is nobody to report
         it to.
         """
-        if self._greeted:
-            return [Send(report=m.Signaled(signal=name))]
+        if self.greeted:
+            return [m.Signaled(signal=name)]
         return self._leave(1, f"the task was ended by {name} before all others had joined")
 
     def _greet(self, hello: m.AgentHello) -> list[Action]:
@@ -135,9 +120,9 @@ class AgentState:
                 f"Poseidon {self._version} is installed there, and {hello.version} here; install "
                 "the same version"
             )
-        self._greeted = True
+        self.greeted = True
         self._silence_s, self.grace_s = hello.silence_s, hello.grace_s
-        return [Perform(request=hello)]
+        return [hello]
 
     def _leave(self, status: int, reason: str = "") -> list[Action]:
         if self._left:

@@ -182,7 +182,7 @@ def _fork(
 
 
 class ChildProcess:
-    """A child process and its threads: a `RunningProcess`.
+    """A child process and its threads.
 
     Args:
         spec: what was started.
@@ -239,15 +239,13 @@ class ChildProcess:
     def created(self) -> str:
         return self._created
 
-    def await_start(self) -> None:
-        """Return at once: it has started."""
-
     def send_line(self, line: bytes) -> None:
         """Queue one line for its standard input; dropped when the process no longer reads."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(line)
 
     def poll(self) -> int | None:
+        """Return its exit status as `Listener.exited` gets it, or None while it runs."""
         with self._lock:
             return self._status
 
@@ -266,6 +264,7 @@ class ChildProcess:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
+        """Send SIGKILL to it and all that it started. Nothing happens when it has ended."""
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:

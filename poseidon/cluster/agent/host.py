@@ -22,7 +22,7 @@ from poseidon.base.settings import read_settings
 from poseidon.cluster import host_probe
 from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
-from poseidon.cluster.agent.agent import Action, AgentState, EndProcesses, Send
+from poseidon.cluster.agent.agent import Action, AgentState, EndProcesses
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
 from poseidon.cluster.agent.files import AgentFolder
 from poseidon.cluster.agent.messages import REPORTS, REQUESTS, WireError
@@ -177,10 +177,10 @@ class Agent:
     def _do(self, action: Action) -> None:
         if isinstance(action, EndProcesses):
             self._leave = self._leave or action
-        elif isinstance(action, Send):
-            self.report(action.report, timeout_s=HEARTBEAT_S)
+        elif isinstance(action, m.Report):
+            self.report(action, timeout_s=HEARTBEAT_S)
         else:
-            self._perform[type(action.request)](action.request)
+            self._perform[type(action)](action)
 
     def _welcome(self, hello: m.AgentHello) -> None:
         self._scratch = AgentFolder()

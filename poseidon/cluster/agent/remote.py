@@ -8,6 +8,7 @@ process itself was running.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import sys
 import threading
@@ -63,7 +64,8 @@ class AgentTimeouts:
 class _Question:
     """A request that waits for its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.done = threading.Event()
         self.report: m.Answer | m.Content | m.Refused | None = None
 
@@ -98,18 +100,22 @@ class RemoteAgent:
         self._timeouts = timeouts or AgentTimeouts()
         self._on_signal = on_signal
         self._lock = threading.Lock()
-        self._last_id = 0
+        self._ids = itertools.count(1)
         self._processes: dict[int, RemoteProcess] = {}
         self._questions: dict[int, _Question] = {}
         self._requests: queue.Queue[m.Request] = queue.Queue(MAX_QUEUED)
         self._welcomed = threading.Event()
         self._closed = threading.Event()
         self._heard = threading.Condition()
-        self._lost: str | None = None
+        self.lost: str | None = None
+        """Why the agent is lost; None while it is not."""
+        self.killed_by_user = False
+        """Whether it is lost because the user has killed the job there."""
+        self.refused = False
+        """Whether the agent has said itself why it cannot serve."""
         self._broken = ""
         """Why nothing can be sent to it."""
         self._since_broken: PeerSilence | None = None
-        self._killed_by_user = self._refused = False
         self._welcome: m.AgentWelcome | None = None
         self._silence = PeerSilence(HEARTBEAT_S / 2, time.monotonic())
         self._in_listener = False
@@ -119,24 +125,9 @@ class RemoteAgent:
         ]
 
     @property
-    def lost(self) -> str | None:
-        """Why the agent is lost; None while it is not."""
-        return self._lost
-
-    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed.is_set()
-
-    @property
-    def killed_by_user(self) -> bool:
-        """Whether it is lost because the user has killed the job there."""
-        return self._killed_by_user
-
-    @property
-    def refused(self) -> bool:
-        """Whether the agent has said itself why it cannot serve."""
-        return self._refused
 
     @property
     def scratch(self) -> str:
@@ -167,10 +158,10 @@ class RemoteAgent:
                 grace_s=timeouts.grace_s,
             )
         )
-        if not self._welcomed.wait(timeouts.hello_s) and self._lost is None:
+        if not self._welcomed.wait(timeouts.hello_s) and self.lost is None:
             self._lose(f"its agent did not answer within {timeouts.hello_s:g} s")
-        if self._lost is not None:
-            raise JobError(f"{self.label}: {self._lost}")
+        if self.lost is not None:
+            raise JobError(f"{self.label}: {self.lost}")
 
     def register(self, record: JobRecord) -> None:
         """Have the host put a job on record while processes of it run there."""
@@ -187,16 +178,16 @@ class RemoteAgent:
         return process
 
     def begin_start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
-        """Ask for the start of a process; see `Launcher.start`."""
+        """Ask for the start of a process; see `run_job`."""
         with self._lock:
-            process = RemoteProcess(spec.name, self._next_id(), self.label, listener, self._request)
+            process = RemoteProcess(spec.name, next(self._ids), self.label, listener, self._request)
             self._processes[process.id] = process
         program, *arguments = spec.argv
         argv = (m.OWN_INTERPRETER if program == sys.executable else program, *arguments)
         sent = replace(spec, argv=argv, environment=_sent(spec.environment))
         self._request(m.StartProcess(id=process.id, spec=sent))
-        if self._lost is not None:  # it was added after the loss was reported
-            process.lose(self._lost, killed_by_user=self._killed_by_user)
+        if self.lost is not None:  # it was added after the loss was reported
+            process.lose(self.lost, killed_by_user=self.killed_by_user)
         return process
 
     def import_ahead(
@@ -209,9 +200,9 @@ class RemoteAgent:
             environment: of these processes, as `ProcessSpec` has it.
             imports: the modules.
         """
-        number, question = self._question()
+        question = self._question()
         request = {"environment": _sent(environment), "imports": list(imports)}
-        self._request(m.Ask(id=number, service=m.Service.TEMPLATE, request=request))
+        self._request(m.Ask(id=question.number, service=m.Service.TEMPLATE, request=request))
         return question.done
 
     def ask(
@@ -222,9 +213,9 @@ class RemoteAgent:
         Raises:
             JobError: it has no answer, does not answer in time, or the agent is lost.
         """
-        number, question = self._question()
-        self._request(m.Ask(id=number, service=service, request=request))
-        answer: m.Answer = self._answer(number, question, timeout_s)
+        question = self._question()
+        self._request(m.Ask(id=question.number, service=service, request=request))
+        answer: m.Answer = self._answer(question, timeout_s)
         return answer.answer
 
     def ask_for(
@@ -266,20 +257,20 @@ class RemoteAgent:
             OSError: the file cannot be read.
             JobError: it cannot be written there, or the agent is lost.
         """
-        under_way: list[tuple[int, _Question, int]] = []
+        under_way: list[tuple[_Question, int]] = []
 
         def arrive() -> None:
-            number, question, size = under_way.pop(0)
-            self._answer(number, question, ANSWER_S)
+            question, size = under_way.pop(0)
+            self._answer(question, ANSWER_S)
             sent(size)
 
         try:
             with local.open("rb") as source:
                 source.seek(begin)
                 while (part := source.read(PART_BYTES)) or begin == 0:
-                    number, question = self._question()
-                    self._request(m.Put(id=number, path=path, offset=begin, content=part))
-                    under_way.append((number, question, len(part)))
+                    question = self._question()
+                    self._request(m.Put(id=question.number, path=path, offset=begin, content=part))
+                    under_way.append((question, len(part)))
                     if not part:
                         break
                     begin += len(part)
@@ -288,7 +279,7 @@ class RemoteAgent:
             while under_way:
                 arrive()
         finally:
-            self._forget(number for number, _, _ in under_way)
+            self._forget(question for question, _ in under_way)
 
     def read_file(
         self, path: str, write: Callable[[bytes], object], *, limit: int = 1 << 62
@@ -303,17 +294,18 @@ class RemoteAgent:
         Raises:
             JobError: it cannot be read there, is larger, changed meanwhile, or the agent is lost.
         """
-        under_way: list[tuple[int, _Question]] = []
+        under_way: list[_Question] = []
         asked = read = 0
         size = 1  # known with the first part
         try:
             while read < size:
                 while asked < size and len(under_way) < (PARTS_UNDER_WAY if asked else 1):
-                    number, question = self._question()
+                    question = self._question()
+                    number = question.number
                     self._request(m.ReadFile(id=number, path=path, offset=asked, size=PART_BYTES))
-                    under_way.append((number, question))
+                    under_way.append(question)
                     asked += PART_BYTES
-                part = self._answer(*under_way.pop(0), ANSWER_S)
+                part = self._answer(under_way.pop(0), ANSWER_S)
                 size = part.size
                 if size > limit:
                     raise JobError(
@@ -324,7 +316,7 @@ class RemoteAgent:
                 write(part.content)
                 read += len(part.content)
         finally:
-            self._forget(number for number, _ in under_way)
+            self._forget(under_way)
         return size
 
     def is_heard(self, timeout_s: float) -> bool:
@@ -333,19 +325,19 @@ class RemoteAgent:
             before = self._silence.heard_s
             return (
                 self._heard.wait_for(
-                    lambda: self._silence.heard_s != before or self._lost is not None, timeout_s
+                    lambda: self._silence.heard_s != before or self.lost is not None, timeout_s
                 )
-                and self._lost is None
+                and self.lost is None
             )
 
     def end_all(self) -> None:
         """Have the agent end its processes and forget the job; it stays for another one."""
-        if self._lost is not None or self._closed.is_set():
+        if self.lost is not None or self._closed.is_set():
             return
-        number, question = self._question()
-        self._request(m.EndAll(id=number))
+        question = self._question()
+        self._request(m.EndAll(id=question.number))
         with suppress(JobError):  # a lost agent ends them by itself
-            self._answer(number, question, self._timeouts.grace_s + ANSWER_S)
+            self._answer(question, self._timeouts.grace_s + ANSWER_S)
         with self._lock:
             self._processes.clear()
 
@@ -361,7 +353,7 @@ class RemoteAgent:
         Args:
             status: the exit status of an agent that a scheduler has started.
         """
-        if not self._closed.is_set() and self._lost is None and self._threads[0].is_alive():
+        if not self._closed.is_set() and self.lost is None and self._threads[0].is_alive():
             self._request(m.Shutdown(status=status))
             self._threads[0].join(self._timeouts.grace_s + HEARTBEAT_S)
         self._closed.set()
@@ -370,27 +362,22 @@ class RemoteAgent:
             if thread.ident is not None:
                 thread.join(HEARTBEAT_S)
 
-    def _next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
-
-    def _question(self) -> tuple[int, _Question]:
-        question = _Question()
+    def _question(self) -> _Question:
         with self._lock:
-            number = self._next_id()
-            self._questions[number] = question
-        if self._lost is not None:
-            question.answer(m.Refused(id=number, message=self._lost))
-        return number, question
+            question = _Question(next(self._ids))
+            self._questions[question.number] = question
+        if self.lost is not None:
+            question.answer(m.Refused(id=question.number, message=self.lost))
+        return question
 
-    def _forget(self, numbers: Iterable[int]) -> None:
+    def _forget(self, questions: Iterable[_Question]) -> None:
         with self._lock:
-            for number in numbers:
-                self._questions.pop(number, None)
+            for question in questions:
+                self._questions.pop(question.number, None)
 
-    def _answer(self, number: int, question: _Question, timeout_s: float) -> Any:
+    def _answer(self, question: _Question, timeout_s: float) -> Any:
         answered = question.done.wait(timeout_s)
-        self._forget([number])
+        self._forget([question])
         report = question.report
         if not answered or report is None:
             raise JobError(f"{self.label}: no answer within {timeout_s:g} s")
@@ -414,7 +401,7 @@ class RemoteAgent:
             self._requests.put_nowait(request)
 
     def _send(self) -> None:
-        while not self._closed.is_set() and self._lost is None:
+        while not self._closed.is_set() and self.lost is None:
             try:
                 request: m.Request = self._requests.get(timeout=HEARTBEAT_S / 2)
             except queue.Empty:
@@ -466,7 +453,7 @@ class RemoteAgent:
         self._in_listener = True
         try:
             self._take(REPORTS.decode(encoded))
-            return self._lost is None  # otherwise `_take` has closed the channel
+            return self.lost is None  # otherwise `_take` has closed the channel
         except WireError as error:
             self._lose(f"what answers there is not an agent of this job ({error})")
             return False
@@ -481,7 +468,7 @@ class RemoteAgent:
             self._welcome = report
             self._welcomed.set()
         elif isinstance(report, m.Refused) and report.id == m.AGENT_ITSELF:
-            self._refused = True
+            self.refused = True
             self._lose(printable(report.message))
         elif isinstance(report, m.KilledByUser):
             self._lose("the job was killed there", killed_by_user=True)
@@ -506,9 +493,9 @@ class RemoteAgent:
 
     def _lose(self, why: str, *, killed_by_user: bool = False) -> None:
         with self._lock:
-            if self._lost is not None or self._closed.is_set():
+            if self.lost is not None or self._closed.is_set():
                 return
-            self._lost, self._killed_by_user = why, killed_by_user
+            self.lost, self.killed_by_user = why, killed_by_user
             processes = list(self._processes.values())
             questions = dict(self._questions)
         self._welcomed.set()

@@ -21,7 +21,7 @@ LOST_STATUS = 1
 
 
 class RemoteProcess:
-    """A process on another host: a `RunningProcess`.
+    """A process on another host.
 
     Args:
         name: which process.
@@ -87,18 +87,23 @@ class RemoteProcess:
             raise error(f"{self._label}: {self._refusal}")
 
     def send_line(self, line: bytes) -> None:
+        """Queue one line for its standard input. Returns at once; dropped when it has ended."""
         self._send(m.WriteLine(id=self.id, line=line))
 
     def poll(self) -> int | None:
+        """Return its exit status as `Listener.exited` gets it, or None while it runs."""
         return self._status
 
     def terminate(self) -> None:
+        """Send SIGTERM, also if it is stopped. Nothing happens when it has ended."""
         self._send(m.SendSignal(id=self.id, signal=m.ProcessSignal.TERMINATE))
 
     def kill(self) -> None:
+        """Send SIGKILL to it and all that it started. Nothing happens when it has ended."""
         self._send(m.SendSignal(id=self.id, signal=m.ProcessSignal.KILL))
 
     def close(self) -> None:
+        """Kill it if it still runs, and wait a moment for its end. May be called twice."""
         if self._status is None and self._answered.wait(CLOSE_S) and self._started is not None:
             self.kill()
             self._ended.wait(CLOSE_S)

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from poseidon.base.text_files import LineAssembler, OutputLine
+from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.events import Paused, parse_event
 from poseidon.cluster.job_plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registration
-from poseidon.cluster.process import Launcher, OutputStream, ProcessSpec, RunningProcess
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import (
     Action,
@@ -43,6 +45,8 @@ from poseidon.errors import JobError, JobKilled
 TICK_S = 0.1
 # Messages of all processes that wait for the launcher; when it is full, processes wait.
 MAX_QUEUED = 10_000
+
+StartProcess = Callable[[ProcessSpec, Host, Listener], RemoteProcess]
 
 
 class JobListener:
@@ -88,7 +92,7 @@ class JobResult:
 def run_job(
     plan: JobPlan,
     make_spec: Callable[[WorkerPlan | ShardPlan], ProcessSpec],
-    launcher: Launcher,
+    start: StartProcess,
     *,
     listener: JobListener,
     settings: SupervisionSettings,
@@ -102,7 +106,9 @@ def run_job(
     Args:
         plan: the processes and their hosts.
         make_spec: returns the specification of one process.
-        launcher: starts it.
+        start: asks its host to start it, and returns at once, with its first line on its way.
+            Hosts start theirs at the same time; `RemoteProcess.await_start` tells whether it has
+            come to life. It raises JobError.
         listener: notified of events and output.
         settings: timeouts and effects of signals.
         registration: the job's record; each process is added right after its start, and all are
@@ -120,7 +126,7 @@ def run_job(
     """
     run = _Run(plan, listener, settings, registration, pausing)
     try:
-        run.start_all(plan, make_spec, launcher, requests)
+        run.start_all(plan, make_spec, start, requests)
         run.loop(requests)
     finally:
         paused = run.close()
@@ -172,7 +178,7 @@ class _Run:
         self._listener = listener
         self._registration = registration
         self._inbox = _Inbox()
-        self._running: dict[ProcessName, RunningProcess] = {}
+        self._running: dict[ProcessName, RemoteProcess] = {}
         self._lines: dict[tuple[ProcessName, OutputStream], LineAssembler] = {}
         self._last_line: dict[ProcessName, str] = {}
         self._start_reported = False
@@ -181,7 +187,7 @@ class _Run:
         self,
         plan: JobPlan,
         make_spec: Callable[[WorkerPlan | ShardPlan], ProcessSpec],
-        launcher: Launcher,
+        start: StartProcess,
         requests: SignalRequests,
     ) -> None:
         """Start shards and workers together: a worker takes seconds to load, a shard is up by
@@ -192,7 +198,7 @@ class _Run:
             if self._machine.state is not JobState.STARTING:
                 return
             try:
-                self._running[role.process] = launcher.start(make_spec(role), role.host, self)
+                self._running[role.process] = start(make_spec(role), role.host, self)
             except JobError as error:
                 self._not_started(role.process, error)
                 return

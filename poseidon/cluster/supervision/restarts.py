@@ -18,6 +18,7 @@ divided among fewer workers.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +110,34 @@ class RestartDriver(Protocol):
         """Wait; return True at once when the user asks the job to stop."""
 
 
+class LostIterations:
+    """The iterations that losses make a job compute again, as far as they were reported."""
+
+    def __init__(self) -> None:
+        self._reached = 0  # of all starts
+        self._lost_at = 0
+        self._before = 0  # repeated before the last loss
+        self._since = 0  # by it
+
+    @property
+    def repeated(self) -> int:
+        """Their number."""
+        return self._before + self._since
+
+    def lose(self, iteration: int) -> None:
+        """Note a loss after an iteration."""
+        self._reached, self._lost_at = max(self._reached, iteration), iteration
+        self._before, self._since = self.repeated, 0
+
+    def resume(self, iteration: int) -> str:
+        """Note from which iteration the job continues; return the end of a sentence. Not every
+        iteration is reported: of none nothing is known.
+        """
+        self._since = max(0, self._lost_at - iteration)
+        left = self._reached - iteration
+        return f", at least {counted(left, 'iteration')} to repeat" if left > 0 else ""
+
+
 class Restarts:
     """The starts of one job.
 
@@ -125,14 +154,10 @@ class Restarts:
         self._driver = driver
         self._most = most
         self._return_timeout_s = return_timeout_s
-        self._attempt = 0
         self._restarts = 0
-        self._repeated = 0  # before the last loss
-        self._repeated_since = 0  # by it
         self._paused_s = 0.0  # since the last loss
         self._failed_at_s: float | None = None  # the first start since then
-        self._reached = 0  # of all starts
-        self._lost_at = 0
+        self._lost = LostIterations()
         self._point = StartingPoint()
         self._memory_starts = 0
         self._in_vain = 0
@@ -146,9 +171,9 @@ class Restarts:
                 stopped it between two starts.
         """
         point = self._driver.starting_point()
-        while True:
+        for attempt in itertools.count():
             try:
-                result = self._driver.start(self._attempt, point)
+                result = self._driver.start(attempt, point)
             except JobInterrupted as loss:
                 point = self._go_on(loss) or self._prepare(loss)
             else:
@@ -158,9 +183,10 @@ class Restarts:
                 return RestartedJob(
                     result=result,
                     restarts=self._restarts,
-                    repeated=self._repeated + self._repeated_since,
+                    repeated=self._lost.repeated,
                     memory_starts=self._memory_starts,
                 )
+        raise AssertionError("there is always a further start")
 
     def _go_on(self, loss: JobInterrupted) -> StartingPoint | None:
         """Return the snapshot in memory that the next start continues from; None where it has to be
@@ -172,15 +198,12 @@ class Restarts:
             self._driver.end_paused()
             return None
         self._wait_anew()
-        self._note_loss(loss)
-        self._attempt += 1
+        self._lost.lose(loss.iteration)
         self._memory_starts += 1
         self._point, hosts = found
-        repeated = max(0, self._reached - self._point.iteration)
-        self._repeated_since = max(0, self._lost_at - self._point.iteration)
         self._driver.report(
             f"{loss}; continuing from iteration {self._point.iteration} in memory, "
-            f"{hosts}{_to_repeat(repeated)}"
+            f"{hosts}{self._lost.resume(self._point.iteration)}"
         )
         return self._point
 
@@ -192,7 +215,6 @@ class Restarts:
             loss = JobInterrupted(sentence, iteration=result.iteration or 0, while_starting=False)
             self._driver.end_paused()
             return self._prepare(loss)
-        self._attempt += 1
         self._in_vain = 0
         self._point, hosts = found
         self._driver.report(f"continuing from iteration {self._point.iteration}, {hosts}")
@@ -213,7 +235,6 @@ class Restarts:
         point = self._driver.starting_point()
         self._report(loss, point, tried_again=tried_again)
         self._explain(self._driver.from_disk_because())
-        self._attempt += 1
         pause_s = min(FIRST_PAUSE_S + self._paused_s / 2, LONGEST_PAUSE_S)
         if tried_again:
             pause_s = min(pause_s, max(0.0, self._return_timeout_s - self._waited_s()))
@@ -224,7 +245,7 @@ class Restarts:
 
     def _count(self, loss: JobInterrupted) -> None:
         self._wait_anew()
-        self._note_loss(loss)
+        self._lost.lose(loss.iteration)
         if self._most == 0:
             how = self._driver.how_to_restart()
             raise _ended(f"{loss}; {how}" if how else str(loss), loss)
@@ -234,12 +255,6 @@ class Restarts:
                 f"{loss}; it had been started again {times} already (--max_restarts)", loss
             )
         self._restarts += 1
-
-    def _note_loss(self, loss: JobInterrupted) -> None:
-        self._reached = max(self._reached, loss.iteration)
-        self._lost_at = loss.iteration
-        self._repeated += self._repeated_since
-        self._repeated_since = 0
 
     def _wait_for_return(self, loss: JobInterrupted) -> None:
         if self._restarts == 0:
@@ -271,7 +286,7 @@ class Restarts:
     def _report(self, loss: JobInterrupted, point: StartingPoint, *, tried_again: bool) -> None:
         # A snapshot can be lost with its host: only the start that follows decides what is
         # repeated.
-        self._repeated_since = max(0, self._lost_at - point.iteration)
+        to_repeat = self._lost.resume(point.iteration)
         unchanged, self._point = point == self._point, point
         if tried_again and unchanged:
             self._driver.report(f"{loss}; trying again")
@@ -280,13 +295,7 @@ class Restarts:
         where = "from the beginning"
         if point.state:
             where = f"from {point.state} at iteration {point.iteration}"
-        repeated = max(0, self._reached - point.iteration)
-        self._driver.report(f"{loss}; {what}: continuing {where}{_to_repeat(repeated)}")
-
-
-def _to_repeat(iterations: int) -> str:
-    """Return the end of a sentence. Not every iteration is reported: of none nothing is known."""
-    return f", at least {counted(iterations, 'iteration')} to repeat" if iterations else ""
+        self._driver.report(f"{loss}; {what}: continuing {where}{to_repeat}")
 
 
 def _ended(sentence: str, loss: JobInterrupted) -> JobError:

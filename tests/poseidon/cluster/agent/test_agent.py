@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from poseidon.cluster.agent.agent import TICK_S, Action, AgentState, EndProcesses, Perform, Send
+from poseidon.cluster.agent.agent import TICK_S, Action, AgentState, EndProcesses
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
     PROTOCOL,
@@ -47,17 +47,17 @@ def _start(number: int = 1) -> StartProcess:
 
 def _greeted(now_s: float = 0.0) -> AgentState:
     state = AgentState(VERSION, 60.0, now_s)
-    assert state.take(HELLO, now_s) == [Perform(request=HELLO)]
+    assert state.take(HELLO, now_s) == [HELLO]
     return state
 
 
 def _refusal(actions: Sequence[Action]) -> str:
     """The sentence of an agent that says why it leaves, and leaves."""
     sent, left = actions
-    assert isinstance(sent, Send) and isinstance(sent.report, Refused)
+    assert isinstance(sent, Refused)
     assert isinstance(left, EndProcesses) and left.status == 1
-    assert sent.report.id == AGENT_ITSELF and sent.report.message in left.reason
-    return sent.report.message
+    assert sent.id == AGENT_ITSELF and sent.message in left.reason
+    return sent.message
 
 
 def test_it_is_greeted_with_the_settings_of_the_launcher() -> None:
@@ -90,7 +90,7 @@ def test_another_version_is_refused(protocol: int, version: str) -> None:
 
 @pytest.mark.parametrize("request_", [_start(), ASK, PUT, GET, EndAll(id=1), Register(record={})])
 def test_legal_requests_are_carried_out(request_: Request) -> None:
-    assert _greeted().take(request_, 1.0) == [Perform(request=request_)]
+    assert _greeted().take(request_, 1.0) == [request_]
 
 
 @pytest.mark.parametrize("request_", [LINE, SIGNAL])
@@ -98,15 +98,15 @@ def test_a_process_that_was_not_started_is_told_nothing(request_: Request) -> No
     state = _greeted()
     assert state.take(request_, 0.0) == []
     state.take(_start(), 0.0)
-    assert state.take(request_, 0.0) == [Perform(request=request_)]
+    assert state.take(request_, 0.0) == [request_]
 
 
 def test_an_id_starts_one_process() -> None:
     state = _greeted()
     state.take(_start(7), 0.0)
     why = "process 7 has already been started"
-    assert state.take(_start(7), 0.0) == [Send(report=Refused(id=7, message=why))]
-    assert state.take(_start(8), 0.0) == [Perform(request=_start(8))]
+    assert state.take(_start(7), 0.0) == [Refused(id=7, message=why)]
+    assert state.take(_start(8), 0.0) == [_start(8)]
 
 
 def test_another_job_begins_anew() -> None:
@@ -114,7 +114,7 @@ def test_another_job_begins_anew() -> None:
     state.take(_start(), 0.0)
     state.take(EndAll(id=2), 0.0)
     assert state.take(LINE, 0.0) == []
-    assert state.take(_start(), 0.0) == [Perform(request=_start())]
+    assert state.take(_start(), 0.0) == [_start()]
 
 
 @pytest.mark.parametrize("kind", [Put, ReadFile])
@@ -199,13 +199,13 @@ def test_what_is_no_request_ends_it() -> None:
 
 def test_what_the_user_kills_is_reported_first() -> None:
     assert _greeted().killed_by_user() == [
-        Send(report=KilledByUser()),
+        KilledByUser(),
         EndProcesses(status=1, reason="the job was killed on this host"),
     ]
 
 
 def test_a_signal_of_the_scheduler_is_the_launchers_to_decide() -> None:
-    assert _greeted().signaled("SIGTERM") == [Send(report=Signaled(signal="SIGTERM"))]
+    assert _greeted().signaled("SIGTERM") == [Signaled(signal="SIGTERM")]
     assert AgentState(VERSION, 60.0, 0.0).signaled("SIGTERM") == [
         EndProcesses(status=1, reason="the task was ended by SIGTERM before all others had joined")
     ]

@@ -15,11 +15,12 @@ import pytest
 
 from poseidon.base.text_files import OutputLine
 from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, RunningProcess
+from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SupervisionSettings
@@ -50,7 +51,7 @@ class Remembering(JobListener):
         self.events: list[tuple[str, str]] = []
         self.started = 0
 
-    def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> RunningProcess:
+    def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> RemoteProcess:
         self._agent = self._agent or dial_here()
         process = self._agent.start(spec, listener)
         self.pids[spec.name.short] = process.pid
@@ -107,7 +108,7 @@ def run(
             return run_job(
                 PLAN,
                 make_spec,
-                seen,
+                seen.start,
                 listener=seen,
                 settings=settings,
                 registration=registration or NO_RECORD,
@@ -219,7 +220,7 @@ def test_text_on_stdout_is_log() -> None:
 
 def test_a_process_that_cannot_be_started() -> None:
     class Broken(Remembering):
-        def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> RunningProcess:
+        def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> RemoteProcess:
             if spec.name.role is Role.WORKER:
                 raise JobError("cannot start worker 0: no python")
             return super().start(spec, client, listener)
