@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poseidon.caffe.layers.base import LayerContext, times
+from poseidon.caffe.layers.database_data import MemoryData
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.caffe.proto.definition import NetDefinition, read_net
 from poseidon.errors import DefinitionError, SnapshotError, UsageError, unknown
@@ -195,10 +196,8 @@ class Net(NetBase):
         grads: dict[str, list[Array]] = {name: [] for name in self._wanted(self.inputs, diffs)}
         inputs = {name: data[name] for name in self.inputs if name in data}
         tops = {name: data[name] for name in self.outputs if name in data}
-        nothing: Arrays = {}
-        for forward, backward in zip_longest(
-            self._batch(inputs), self._batch(tops), fillvalue=nothing
-        ):
+        batches = self._batch(inputs), self._batch(tops)
+        for forward, backward in zip_longest(*batches, fillvalue=Arrays()):
             for name, rows in self.forward(blobs, None, None, **forward).items():
                 datas[name].extend(rows.copy())
             for name, rows in self.backward(diffs, None, None, **backward).items():
@@ -264,7 +263,7 @@ class Net(NetBase):
             UsageError: the first layer is not MemoryData.
         """
         layer = self._built.nodes[0].layer
-        if layer.param.type != "MemoryData":
+        if not isinstance(layer, MemoryData):
             raise UsageError(
                 f"set_input_arrays: the first layer is {layer.param.type}, expected a MemoryData "
                 "layer"
@@ -275,9 +274,7 @@ class Net(NetBase):
                 f"set_input_arrays: {len(records)} records and {len(numbers)} labels, expected "
                 "the same number"
             )
-        # The layer keeps both: records N x C x H x W, and N labels.
-        reset: Callable[[Array, Array], None] = getattr(layer, "reset")  # noqa: B009 - for mypy, the type is Layer
-        self._guarded(0, lambda: reset(records, numbers))
+        self._guarded(0, lambda: layer.reset(records, numbers))
 
     def _batch(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
         return batches(arrays, next(iter(self.blobs.values())).shape[0]) if arrays else iter(())
@@ -300,9 +297,7 @@ class Net(NetBase):
         what: str,
         of: Callable[[str], Array],
     ) -> None:
-        if not values:
-            return
-        if set(values) != set(expected):
+        if values and set(values) != set(expected):
             raise UsageError(
                 f"got {', '.join(values)}, expected every {what} of the net: "
                 f"{', '.join(expected) or 'none'}"

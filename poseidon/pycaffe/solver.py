@@ -36,7 +36,7 @@ from poseidon.pycaffe.mode import (
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.net_base import NetVec
 from poseidon.pycaffe.solver_output import LOG, SolverLog, SolverSnapshots
-from poseidon.pycaffe.update import ReplicaContributions, Updater, load_weights, total_alone
+from poseidon.pycaffe.update import ReplicaContributions, Updater, load_weights
 from ps_server import RuleKind
 
 Callback = Callable[[], Any]
@@ -256,7 +256,7 @@ class Solver:
             LOG.on_train(self._log.record(self.nets, self.iter, self.lr))
         for _, on_gradients_ready in self._callbacks:
             on_gradients_ready()
-        self._average_alone()
+        self._contributions.average_alone()
         self.apply_update()
         if settings.snapshot and self.iter % settings.snapshot == 0:
             self._snapshot_of_all()
@@ -270,18 +270,6 @@ class Solver:
             loss += net._forward(0, end)
             net._backward(end, 0)
         return loss / self._settings.iter_size
-
-    def _average_alone(self) -> None:
-        """Average over the virtual workers of this process, unless a `Gloo` has averaged over all."""
-        placed = self._contributions.placed
-        if self._contributions.averaged or placed.is_one_each:
-            return
-        if placed.processes > 1:
-            raise UsageError(
-                f"this process computes for {len(self.nets)} of {placed.count} virtual workers; "
-                "add a caffe.Gloo to the callbacks, which adds the diffs of the others"
-            )
-        self._contributions.average(total_alone)
 
     def _last_loss(self) -> float:
         """Return the mean loss of one more forward pass, which Caffe's last line counts."""

@@ -255,15 +255,24 @@ class ReplicaContributions:
             tensor.copy_(part.view(tensor.shape))
         self.averaged = True
 
+    def average_alone(self) -> None:
+        """Average over the virtual workers of this process, unless a `Gloo` has averaged over all.
+
+        Raises:
+            UsageError: the job has others.
+        """
+        if self.averaged or self.placed.is_one_each:
+            return
+        if self.placed.processes > 1:
+            raise UsageError(
+                f"this process computes for {len(self.own)} of {self.placed.count} virtual "
+                "workers; add a caffe.Gloo to the callbacks, which adds the diffs of the others"
+            )
+        self.average(lambda sums: next(iter(sums.values())))
+
     def tensors(self, position: int) -> list[Tensor]:
         """Return the diffs, then the statistics, of one of the nets: live tensors."""
         return [
             *(blob.write_diff() for blob in self._diffs[position]),
             *(blob.write_data() for blob in self._statistics[position]),
         ]
-
-
-def total_alone(sums: Mapping[Node, Tensor]) -> Tensor:
-    """Return the sum over all virtual workers of a job with one process."""
-    (total,) = sums.values()
-    return total

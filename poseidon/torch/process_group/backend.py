@@ -75,13 +75,11 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         """The messages that all groups of this worker share."""
         return self._collectives.mesh
 
+    # Torch asks for the types where a call needs the CPU.
+    _device_types = (torch.device("cpu"), torch.device("cuda"))
+
     def getBackendName(self) -> str:
         return NAME
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        """Torch asks for them where a call needs the CPU."""
-        return [torch.device("cpu"), torch.device("cuda")]
 
     def _get_backend(self, device: torch.device) -> PoseidonGroup:
         return self
@@ -240,10 +238,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> PoseidonWork:
-        results = (
-            output.split(list(output_sizes)) if output_sizes else equal_parts(self.size(), output)
-        )
-        parts = whole.split(list(input_sizes)) if input_sizes else equal_parts(self.size(), whole)
+        size = self.size()
+        results = output.split(list(output_sizes)) if output_sizes else equal_parts(size, output)
+        parts = whole.split(list(input_sizes)) if input_sizes else equal_parts(size, whole)
         return self.alltoall(list(results), list(parts), opts)
 
     def barrier(self, opts: Any = None) -> PoseidonWork:

@@ -197,8 +197,8 @@ class Collectives:
         Args:
             timeout_s: the longest wait; None: the group's.
         """
-        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._begin("barrier", None, timeout_s=timeout_s).exchange(nothing)
+        call = self._begin("barrier", None, timeout_s=timeout_s)
+        call.exchange(torch.empty(0, dtype=torch.uint8, device="cpu"))
 
     def sending(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
         """Return a function that sends a tensor to one worker. Any thread may call it.
@@ -249,10 +249,9 @@ class Collectives:
         self, name: str, tensor: Tensor | None, how: str = "", timeout_s: float | None = None
     ) -> _Call:
         self._number += 1
-        what = ", ".join(filter(None, (described(tensor), how)))
+        text = f"{name}({', '.join(filter(None, (described(tensor), how)))})"
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        call = CollectiveCall(self._group, self._number, f"{name}({what})", self.place, limit_s)
-        return _Call(self, call)
+        return _Call(self, CollectiveCall(self._group, self._number, text, self.place, limit_s))
 
     def _message(self, tensor: Tensor, number: int, tag: int, place: str) -> _Call:
         text = f"send({described(tensor)}, tag {tag})"
@@ -276,7 +275,6 @@ class _Call:
 
     def __init__(self, owner: Collectives, call: CollectiveCall) -> None:
         self._owner = owner
-        self._mesh = owner.mesh
         self._call = call
 
     def send(
@@ -290,14 +288,14 @@ class _Call:
         ranks = [self._owner.ranks[receiver] for receiver in receivers]
         device = device_of(tensor.device)
         if not device.is_host:
-            ranks = self._mesh.memory.lend(ranks, self._call.head(part), tensor)
+            ranks = self._owner.mesh.memory.lend(ranks, self._call.head(part), tensor)
             if not ranks:
                 return
             on_host = device.host_memory(tensor.numel(), dtype=tensor.dtype)
             tensor, lasting = on_host.copy_(tensor, non_blocking=True), True
             device.event().synchronize()
         payload = tensor.view(torch.uint8).numpy().data
-        self._mesh.send(ranks, self._call, part, payload, lasting=lasting)
+        self._owner.mesh.send(ranks, self._call, part, payload, lasting=lasting)
 
     def receive(self, sender: int, part: int, like: Tensor) -> Tensor:
         """Return a tensor of the size and type of `like`.
@@ -306,13 +304,13 @@ class _Call:
             DifferentCalls: the sender's has a different size.
         """
         self.meet(like)
-        message = self._mesh.receive(self._owner.ranks[sender], self._call, part)
+        message = self._owner.mesh.receive(self._owner.ranks[sender], self._call, part)
         return self.tensor_of(message, sender, like)
 
     def meet(self, like: Tensor) -> None:
         """Let others know whether they can lend memory of their GPUs to this worker's."""
         if not device_of(like.device).is_host:
-            self._mesh.memory.answer_offers(like)
+            self._owner.mesh.memory.answer_offers(like)
 
     def wait_for(
         self,
@@ -323,21 +321,21 @@ class _Call:
         ranks = [self._owner.ranks[sender] for sender in senders]
         who = f"worker {ranks[0]}" if len(ranks) == 1 else "no other worker"
         otherwise = f"{who} did {'not send' if len(ranks) == 1 else 'send'} such a tensor"
-        return self._mesh.wait_for(question, self._call, ranks, otherwise)
+        return self._owner.mesh.wait_for(question, self._call, ranks, otherwise)
 
     def tensor_of(self, message: Message, sender: int, like: Tensor) -> Tensor:
         """As `receive`, of a message that is here."""
-        payload = self._mesh.payload_of(message, self._owner.ranks[sender], self._call)
+        payload = self._owner.mesh.payload_of(message, self._owner.ranks[sender], self._call)
         size = payload.size if isinstance(payload, Lent) else memoryview(payload).nbytes
         if size != like.nbytes:
             raise DifferentCalls(
                 f"{self._call}: worker {self._owner.ranks[sender]} sends {size} bytes, but worker "
-                f"{self._mesh.rank} expects {like.nbytes}; all tensors must have one size"
+                f"{self._owner.mesh.rank} expects {like.nbytes}; all tensors must have one size"
             )
         if not size:
             return torch.empty_like(like)
         if isinstance(payload, Lent):
-            return self._mesh.memory.take(self._owner.ranks[sender], payload, like)
+            return self._owner.mesh.memory.take(self._owner.ranks[sender], payload, like)
         return torch.frombuffer(payload, dtype=torch.uint8).view(like.dtype).to(like.device)
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:
