@@ -30,6 +30,7 @@ from poseidon.engine.this_process import (
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.factor_rows import Example, rows_by_batch_size, rows_by_example
@@ -143,17 +144,19 @@ def join(
             f"distribute() was given a {type(module).__name__} as its module; expected a "
             "torch.nn.Module, such as nn.ModuleList([...]) of several"
         )
-    context = _with_virtual_workers(context, options.virtual_workers)
-    context = _with_local_steps(_compressed(context, options.compress), options)
+    member = _placed(context.member, options.virtual_workers)
+    member = replace(member, options=_compressed(member.options, options.compress))
+    member = replace(member, options=_with_local_steps(member, options))
+    context = replace(context, member=member)
     inner = uncompiled(module)
-    tables = plan_tables(inner, how, context.member.options)
-    check_tables(tables, context.member, options.clip)
-    shards = shards_of(inner, context.member)
+    tables = plan_tables(inner, how, member.options)
+    check_tables(tables, member, options.clip)
+    shards = shards_of(inner, member)
     tensors = module_tensors(inner, Buffers.OWN if shards else options.buffers, tables)
     if shards is not None:
-        _check_shards(tensors, options, context.member.options)
+        _check_shards(tensors, options)
         tensors = replace(tensors, shards=shards, looked_up=frozenset())
-        context = replace(context, member=replace(context.member, divides=True))
+        context = replace(context, member=replace(member, divides=True))
     # the layers of a compiled module do not run, so there are no factors to take
     elif inner is module:
         tensors = replace(tensors, rows=_rows(module, options))
@@ -162,9 +165,7 @@ def join(
     return Group(module, update, context)
 
 
-def _check_shards(
-    tensors: ModuleTensors, options: DistributeOptions, exchange: ExchangeOptions
-) -> None:
+def _check_shards(tensors: ModuleTensors, options: DistributeOptions) -> None:
     """Refuse what needs whole parameters of a module that is divided."""
     reason = ""
     if tensors.tables:
@@ -203,39 +204,37 @@ def _update_of(
     )
 
 
-def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
-    given = context.member.options.compress
-    if not compress or compress == given:
-        return context
-    if given:
-        raise UsageError(
-            f"distribute() has compress={compress!r} and the job --compress={given}; give one of "
-            "them"
-        )
-    return _with_options(context, replace(context.member.options, compress=compress))
-
-
-def _with_virtual_workers(context: WorkerContext, count: int | None) -> WorkerContext:
-    given = context.member.virtual_workers
+def _placed(member: Membership, count: int | None) -> Membership:
+    """Return the membership with so many virtual workers; None: as the job has them."""
+    given, size = member.virtual_workers, member.network.size
     if count is None or (given is not None and given.count == count):
-        return context
+        return member
     if given is not None:
         raise UsageError(
             f"distribute() has virtual_workers={count} and the job "
             f"--virtual_workers={given.count}; give one of them"
         )
-    if count < context.worker.size:
+    if count < size:
         raise UsageError(
-            f"virtual_workers is {count}, and the job has {context.worker.size} workers; expected "
-            "one or more for each"
+            f"virtual_workers is {count}, and the job has {size} workers; expected one or more for "
+            "each"
         )
-    virtual = VirtualWorkers.spread(count, [1.0] * context.worker.size)
-    return replace(context, member=replace(context.member, virtual_workers=virtual))
+    return replace(member, virtual_workers=VirtualWorkers.spread(count, [1.0] * size))
 
 
-def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> WorkerContext:
-    """Return the context with the local steps that the arguments ask for in place of the flags'."""
-    exchange, steps, outer = context.member.options, options.local_steps, options.outer
+def _compressed(exchange: ExchangeOptions, compress: str) -> ExchangeOptions:
+    given = exchange.compress
+    if given and compress not in ("", given):
+        raise UsageError(
+            f"distribute() has compress={compress!r} and the job --compress={given}; give one of "
+            "them"
+        )
+    return replace(exchange, compress=compress or given)
+
+
+def _with_local_steps(member: Membership, options: DistributeOptions) -> ExchangeOptions:
+    """Return the options with the local steps that the arguments ask for in place of the flags'."""
+    exchange, steps, outer = member.options, options.local_steps, options.outer
     if steps is None:
         steps = exchange.local_steps
     if not steps:
@@ -243,7 +242,7 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
             raise UsageError(
                 "outer= needs local steps; give local_steps=H too, with H of 1 or more"
             )
-        return _with_options(context, exchange.without_local_steps)
+        return exchange.without_local_steps
     if outer is not None:
         exchange = replace(
             exchange,
@@ -257,8 +256,7 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
             quorum=outer.quorum,
             quorum_grace=float(outer.grace),
         )
-    exchange = replace(exchange, local_steps=steps)
-    return _with_options(context, exchange.of_workers(context.member.placed))
+    return replace(exchange, local_steps=steps).of_workers(member.placed)
 
 
 def _with_options(context: WorkerContext, options: ExchangeOptions) -> WorkerContext:

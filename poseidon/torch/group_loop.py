@@ -168,13 +168,11 @@ class GroupLoop:
         self._open_tables(AloneRowTables() if client is None else client.rows)
         self.watch = ModuleWatch(
             module,
-            self.plan,
+            self.update,
             self.observed,
             wait_free=context.member.options.wait_free,
             on_forward=partial(self._on_forward, type(self.module)),
             on_gradient=self._on_gradient,
-            may_leave=self.update.may_leave,
-            on_sent=self.update.sent,
             on_value=self._on_value,
             turn=self.reads.turn,
         )

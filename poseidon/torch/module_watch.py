@@ -27,7 +27,7 @@ from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
 from poseidon.torch.shards import call_before_gathering, copies_before_hooks
-from poseidon.torch.tensors import GroupPlan
+from poseidon.torch.updates.update import Update
 
 
 class ModuleWatch:
@@ -42,9 +42,6 @@ class ModuleWatch:
         on_forward: called before a forward pass of the module, or of a part of it that has tensors
             of the group.
         on_gradient: called when a backward pass has reached the module; several times within each.
-        may_leave: called with the index of a tensor before its gradient leaves within a backward
-            pass; False: it leaves in the step.
-        on_sent: called with the index of a tensor whose gradient has left within a backward pass.
         on_value: called with the index of a tensor of the exchange once its value has come.
         turn: entered around each wait for a value.
 
@@ -55,18 +52,16 @@ class ModuleWatch:
     def __init__(
         self,
         entry: nn.Module,
-        plan: GroupPlan,
+        update: Update,
         observed: Observed,
         *,
         wait_free: bool,
         on_forward: Callable[..., None],
         on_gradient: Callable[..., None],
-        may_leave: Callable[[int], bool],
-        on_sent: Callable[[int], None],
         on_value: Callable[[int], None],
         turn: AbstractContextManager[object],
     ) -> None:
-        module = uncompiled(entry)
+        module, plan = uncompiled(entry), update.plan
         is_compiled, sources = entry is not module, set(plan.sources)
         trained = [source for source in plan.sources if source.requires_grad]
         with ExitStack() as removal:
@@ -85,8 +80,8 @@ class ModuleWatch:
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
                 on_backward=on_gradient,
-                may_leave=may_leave,
-                on_sent=on_sent,
+                may_leave=update.may_leave,
+                on_sent=update.sent,
                 on_value=on_value,
                 sends=plan.sends_gradients,
                 turn=turn,
