@@ -8,6 +8,7 @@ import argparse
 import logging
 import shlex
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pydot
@@ -114,11 +115,8 @@ def run_export(arguments: argparse.Namespace) -> int:
         line = write_predictor(read_predictor(model, weights, shapes), arguments.output)
     else:
         stages = arguments.stage
-        net = open_for_inference(model, (weights,), shapes, stages=stages)
-        try:
+        with closing(open_for_inference(model, (weights,), shapes, stages=stages)) as net:
             line = write_net(net, arguments.output)
-        finally:
-            net.close()
     print(f"Exported {arguments.model} to {arguments.output}: {line}.")
     return 0
 
@@ -208,8 +206,7 @@ def run_classify(arguments: argparse.Namespace) -> int:
         phase=TEST,
         device=one_device(arguments.gpu),
     )
-    net = open_net(request)
-    try:
+    with closing(open_net(request)) as net:
         scores = PictureScores(
             net,
             mean=mean,
@@ -227,8 +224,6 @@ def run_classify(arguments: argparse.Namespace) -> int:
             print(f"---------- Prediction for {path} ----------")
             for place in (-found).argsort(kind="stable")[: arguments.top].tolist():
                 print(f"{found[place]:.4f} - " + (f'"{names[place]}"' if names else str(place)))
-    finally:
-        net.close()
     return 0
 
 

@@ -35,7 +35,6 @@ class ParamInfo:
         decay_mult: the multiplier of the weight decay.
         parameter: the tensor.
         layer: the distinct name of the layer that owns it.
-        layer_type: the type of that layer.
         factors: the gradient is u^T v of one layer, so it can be sent as sufficient factors.
         statistics: the layer's forward pass updates it in training; solvers do not.
         looked_up: few rows of the gradient are not zero: those that a batch looks up.
@@ -47,7 +46,6 @@ class ParamInfo:
     decay_mult: float
     parameter: nn.Parameter
     layer: str
-    layer_type: str
     factors: bool
     statistics: bool = False
     looked_up: bool = False
@@ -77,7 +75,6 @@ class OwnedBlob:
             decay_mult=1.0 if self.decay_mult is None else self.decay_mult,
             parameter=self.parameter,
             layer=self.key,
-            layer_type=self.layer.type,
             factors=self.factors,
             statistics=self.statistics,
             looked_up=self.spec.looked_up,

@@ -14,7 +14,7 @@ import queue
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import repeat
 from pathlib import Path
 
@@ -59,11 +59,9 @@ def run_extraction(extraction: Extraction, on_batch: OnBatch = lambda *_: None) 
     import_modules(extraction.imports)
     context = layer_context(extraction, phase=TEST, seed=1)
     weights = tuple(map(Path, extraction.weights))
-    net = open_net(NetRequest(model=Path(extraction.model), phase=TEST, weights=weights), context)
-    try:
+    request = NetRequest(model=Path(extraction.model), phase=TEST, weights=weights)
+    with closing(open_net(request, context)) as net:
         return _extract(net, extraction, on_batch)
-    finally:
-        net.close()
 
 
 def _extract(net: Net, extraction: Extraction, on_batch: OnBatch) -> int:
