@@ -246,7 +246,5 @@ class LinksControl(JobControl):
     def _note_request(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         kind, clock = fields
         if sender or kind not in KINDS:
-            raise RemoteProtocolError(
-                f"{self._peers.names([sender])} sends a request that it may not send"
-            )
+            raise RemoteProtocolError("a request came that it may not send")
         self._requests += (Signal(SignalKind(kind), clock),)

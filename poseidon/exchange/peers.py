@@ -36,7 +36,8 @@ from ps_server.transport.base import Buffer, Frames
 
 Receive = Callable[[int, Sequence[int], Buffer], None]
 """Takes a message: the sender's rank, the numbers of the header, and the payload. It is called
-under the monitor, and raises `RemoteProtocolError` for a message that is not legal.
+under the monitor, and raises `RemoteProtocolError` for a message that is not legal; the name of
+the sender is put before its text.
 """
 
 
@@ -157,7 +158,10 @@ class Peers(Generic[L]):
         def take(sender: int, fields: Sequence[int], payload: Buffer) -> None:
             if sender not in self._places:
                 raise RemoteProtocolError(f"{self._network.name(sender)} has no part in these sums")
-            receive(self._places[sender], fields, payload)
+            try:
+                receive(self._places[sender], fields, payload)
+            except RemoteProtocolError as error:
+                raise RemoteProtocolError(f"{self._network.name(sender)}: {error}") from error
 
         self._receivers[kind + self._suffix] = numbers, take
 
@@ -286,8 +290,6 @@ class Gatherings:
     def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         (number,) = fields
         if number < self._came[sender]:
-            raise RemoteProtocolError(
-                f"{self._peers.names([sender])} contributes to a collection out of turn"
-            )
+            raise RemoteProtocolError("a contribution to a collection came out of turn")
         self._came[sender] = number + 1  # in between are those for others
         self.payloads.setdefault(number, {})[sender] = bytes(payload)

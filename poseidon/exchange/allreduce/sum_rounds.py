@@ -163,7 +163,7 @@ class SumRounds:
         """
         state = self._of(sender, bucket)
         if round_ != state.adding or (sender, number) not in state.parts:
-            raise RemoteProtocolError(f"worker {sender} sends a part that is not due")
+            raise RemoteProtocolError("a part came that is not due")
         state.parts.discard((sender, number))
         if not state.parts:
             self._advance(state)
@@ -177,7 +177,7 @@ class SumRounds:
         """
         state = self._of(sender, bucket)
         if sender or round_ != state.adding or state.parts != self._all:
-            raise RemoteProtocolError(f"worker {sender} sends values that are not due")
+            raise RemoteProtocolError("values came that are not due")
         self._advance(state)
 
     def take_mean(self, owner: int, bucket: int, round_: int) -> slice:
@@ -188,7 +188,7 @@ class SumRounds:
         """
         state = self._of(owner, bucket)
         if round_ != state.round or owner not in state.coming:
-            raise RemoteProtocolError(f"worker {owner} sends a mean that is not due")
+            raise RemoteProtocolError("a mean came that is not due")
         state.coming.discard(owner)
         return self._layout.slices[bucket][owner]
 
@@ -208,5 +208,5 @@ class SumRounds:
 
     def _of(self, sender: int, bucket: int) -> _Bucket:
         if not 0 <= bucket < len(self._buckets):
-            raise RemoteProtocolError(f"worker {sender} names a bucket that is not there")
+            raise RemoteProtocolError("a message names a bucket that is not there")
         return self._buckets[bucket]

@@ -293,8 +293,7 @@ class Sums:
         lent = None if size else self.memory.opened.get(sender)
         is_there = size == bytes_in if lent is None else (node or 0) in range(len(lent.copies))
         if not (bytes_in and is_there):
-            name = self._peers.names([sender])
-            raise RemoteProtocolError(f"{name} sends {size} bytes for bucket {bucket}")
+            raise RemoteProtocolError(f"{size} bytes came for bucket {bucket}")
         if number >= self.traffic.first_round:
             self.traffic.bytes_in[bucket] += bytes_in
         if lent is not None:

@@ -119,13 +119,11 @@ class FactorSession:
         rounds, spec = self._rounds[table], self.tables[table]
         if clock != rounds.sent[sender]:
             raise RemoteProtocolError(
-                f"worker {sender} sent factors of '{spec.name}' for iteration {clock}; "
+                f"factors of '{spec.name}' came for iteration {clock}; "
                 f"expected {rounds.sent[sender]}"
             )
         if clock > rounds.sent[self.rank] + spec.staleness:
-            raise RemoteProtocolError(
-                f"worker {sender} is too far ahead with factors of '{spec.name}'"
-            )
+            raise RemoteProtocolError(f"factors of '{spec.name}' came too far ahead")
         self._store(sender, table, pair)
 
     def take(self, table: int) -> list[Pair] | None:
@@ -243,7 +241,7 @@ class FactorPeers:
         began_ns = self.trace.now()
         table, clock, rows = fields
         if not 0 <= table < len(self.session.tables):
-            raise RemoteProtocolError(f"worker {sender} sends factors of a table that is not there")
+            raise RemoteProtocolError("factors came of a table that is not there")
         spec = self.session.tables[table]
         pair = Pair.received(payload, rows, spec.outputs, spec.inputs)
         self.session.receive(sender, table, clock, pair)

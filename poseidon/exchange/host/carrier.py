@@ -275,9 +275,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def _note_values(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         for number in fields[1:]:
             if not 0 <= number < len(self._pieces.all) or self._pieces.all[number].plane != sender:
-                raise RemoteProtocolError(
-                    f"{self._group.network.name(sender)} publishes piece {number}, which it does not own"
-                )
+                raise RemoteProtocolError(f"it publishes piece {number}, which it does not own")
         for number in fields[1:]:
             self._published[number] += 1
             self._requests[number] = fields[0]

@@ -140,8 +140,7 @@ class Owner:
         place = self._pieces.place.get(piece)
         if place is None or (among is not None and place not in among):
             raise RemoteProtocolError(
-                f"{self._group.network.name(sender)} contributes to piece {piece}, which this worker "
-                "does not own"
+                f"a part came of piece {piece}, which this worker does not own"
             )
         return place
 

@@ -106,9 +106,7 @@ class HostState(CarrierState):
     def _take_question(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         number, what = fields
         if what not in [each.value for each in What]:
-            raise RemoteProtocolError(
-                f"{self._group.network.name(sender)} asks for an unknown state"
-            )
+            raise RemoteProtocolError("it asks for an unknown state")
         self.questions.append((sender, number, What(what)))
 
     def answer(self) -> None:
@@ -248,9 +246,7 @@ class HostState(CarrierState):
         number, last = fields
         asked = self._asked.get(number)
         if asked is None or sender not in asked.missing:
-            raise RemoteProtocolError(
-                f"{self._group.network.name(sender)} sends a state that nobody has asked for"
-            )
+            raise RemoteProtocolError("a state came that nobody has asked for")
         found = msgpack.unpackb(payload, strict_map_key=False)
         if last:
             asked.held_back |= {name: _array(array) for name, array in found.items()}

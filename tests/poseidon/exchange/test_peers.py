@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 
@@ -46,6 +48,16 @@ def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> 
     assert not control.requests
     assert not control._collections.payloads
     assert not sums._adding._queued
+    peers.close(0)
+    sums.close()
+
+
+def test_a_refused_message_names_its_sender_by_its_rank_in_the_job() -> None:
+    peers = Peers.over_network(replace(networks(2)[0], ranks=(1, 4)))
+    sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), HOST)
+    header = msgpack.packb([VERSION, "Values", 0, 0])
+    with pytest.raises(RemoteProtocolError, match=r"^worker 4: values came"), peers.monitor:
+        peers._receive(1, [header, bytes(4)])
     peers.close(0)
     sums.close()
 
