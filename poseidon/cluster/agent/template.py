@@ -146,8 +146,11 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> str:
     sys.argv = [option, *arguments]
     sys.orig_argv = [python, option, program, *arguments]
     _show(*sys.orig_argv)
-    if "numpy" in sys.modules:  # Python seeds its own generator again in a fork, numpy does not
+    # Python seeds its own generator again in a fork; numpy and torch do not
+    if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     gc.enable()
     return program
 

@@ -37,6 +37,7 @@ found = {
 }
 import numpy as np
 drawn = [np.random.rand(), random.random()]
+drawn += [sys.modules["torch"].rand(1).item()] if found["imported"] else []
 with os.fdopen(fd, "w") as file:
     print(json.dumps({"event": "found", "found": found, "drawn": drawn}), file=file)
 print("out")
@@ -85,16 +86,17 @@ def run(
 def test_a_fork_is_as_a_process_that_is_started(
     templates: Templates, tmp_path: Path, ignores: bool
 ) -> None:
-    started, drawn = run(None, tmp_path, "numpy", "wave", ignores=ignores)
+    imports = ("torch", "wave")
+    started, drawn = run(None, tmp_path, *imports, ignores=ignores)
     assert started["heard"] == ["('exited', 3)", "('log', 'err')", "('log', 'out')"]
     assert not started.pop("imported")
     draws = set(drawn)
     for _ in range(2):
-        forked, drawn = run(templates, tmp_path, "numpy", "wave", ignores=ignores)
+        forked, drawn = run(templates, tmp_path, *imports, ignores=ignores)
         assert forked.pop("imported")
         assert forked == started
         draws.update(drawn)
-    assert len(draws) == 6  # no two draw alike
+    assert len(draws) == 8  # no two draw alike
 
 
 @pytest.mark.parametrize("open_files", [0, 300])
