@@ -52,7 +52,8 @@ from poseidon.torch.script_process import (
     torchrun_variables,
 )
 from poseidon.torch.script_start import StartOfScript
-from poseidon.torch.spawning import ScriptPlace, this_machine
+from poseidon.torch.spawned import this_machine
+from poseidon.torch.spawning import ScriptPlace
 from poseidon.torch.trainer_logs import taking_from_trainer
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.errors import found_in

@@ -10,6 +10,7 @@ Law: a process that takes no place behaves as without Poseidon.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pkgutil
@@ -17,6 +18,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
 from inspect import signature
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import torch.distributed
@@ -77,6 +79,18 @@ def replace_in_torch() -> None:
 def _put_into_torch(initialize: Callable[..., None]) -> None:
     for owner in (torch.distributed, torch.distributed.distributed_c10d):
         owner.init_process_group = initialize  # type: ignore[attr-defined]
+
+
+def name_of(token: bytes, rank: int) -> str:
+    """Return the name of a worker's socket, which nobody outside of the job can guess."""
+    digest = hashlib.sha256(f"place/{rank}/".encode() + token).hexdigest()
+    return f"poseidon-{digest[:40]}"
+
+
+def this_machine() -> str:
+    """Return what is equal for processes that reach each other's sockets."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
 
 
 class Link(NamedTuple):

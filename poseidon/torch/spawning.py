@@ -22,7 +22,6 @@ Laws:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -35,7 +34,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch.distributed
@@ -48,7 +46,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.errors import UsageError, counted
 from poseidon.torch import spawned
 from poseidon.torch.process_group.functions import replaced
-from poseidon.torch.spawned import Link
+from poseidon.torch.spawned import Link, name_of
 
 LOGGER = logging.getLogger(__name__)
 _CREDENTIALS = struct.Struct("3i")
@@ -75,16 +73,44 @@ OWN_GROUP = (
 )
 
 
-def name_of(token: bytes, rank: int) -> str:
-    """Return the name of a worker's socket, which nobody outside of the job can guess."""
-    digest = hashlib.sha256(f"place/{rank}/".encode() + token).hexdigest()
-    return f"poseidon-{digest[:40]}"
+class ScriptEnd:
+    """The end of this worker's script, for workers and processes that wait for it.
 
+    Attributes:
+        gave: whether a process was told to take a place. Then nobody goes on before the end.
+    """
 
-def this_machine() -> str:
-    """Return what is equal for processes that reach each other's sockets."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.gave = False
+        self._released = 0.0  # spawns by now that have taken no place; inf: all that may follow
+        self._has_come = False
+        self._waiting: list[threading.Thread] = []
+
+    def release(self, spawns: float = math.inf) -> None:
+        """Let the others start processes, unless those of this worker have taken places."""
+        with self._changed:
+            if not self.gave:
+                self._released = spawns
+                self._changed.notify_all()
+
+    def wait(self, spawns: float) -> bool:
+        """Wait for the end, or until the script has started processes so often, none of which takes
+        a place; return whether it is the latter.
+        """
+        self._waiting.append(threading.current_thread())
+        with self._changed:
+            self._changed.wait_for(lambda: self._released >= spawns or self._has_come)
+            return self._released >= spawns
+
+    def come(self) -> None:
+        """Let all go, and wait until they have been told."""
+        self.release()
+        with self._changed:
+            self._has_come = True
+            self._changed.notify_all()
+        for answering in self._waiting:
+            answering.join()
 
 
 class ScriptPlace:
@@ -103,16 +129,13 @@ class ScriptPlace:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._here: list[int] = []
-        self._follows = self._lent = self._ended = False
+        self._follows = self._lent = False
         self.was_taken = False
         """Whether a process has taken this worker's place."""
-        self._gave = False  # whether a process was told to take a place
         self._spawned = 0
-        self._released = 0.0  # spawns by now that have taken no place; inf: all that may follow
-        self._name = self._name_of(document.rank)
-        self._waiting: list[threading.Thread] = []
+        self._end = ScriptEnd()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(f"\0{self._name}")
+        self._listener.bind(f"\0{self._name_of(document.rank)}")
         self._listener.listen(128)
 
     def _name_of(self, rank: int) -> str:
@@ -134,12 +157,7 @@ class ScriptPlace:
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
-            self._release(math.inf)
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-            for answering in self._waiting:
-                answering.join()
+            self._end.come()
 
     @contextmanager
     def spawns(self, undo: ExitStack) -> Iterator[None]:
@@ -175,7 +193,7 @@ class ScriptPlace:
             stack.enter_context(replaced(multiprocessing.spawn, "get_command_line", command_line))
             multiprocessing.forkserver.set_forkserver_preload([_START])
             stack.callback(multiprocessing.forkserver.set_forkserver_preload, ["__main__"])
-            stack.enter_context(set_place(self._name))
+            stack.enter_context(set_place(self._name_of(self._document.rank)))
             yield
 
     def _wait_for_children(self) -> None:
@@ -197,7 +215,7 @@ class ScriptPlace:
                     return start(*arguments, **named)
                 finally:
                     if named.get("join", True):
-                        self._release(self._spawned)
+                        self._end.release(self._spawned)
             if self._wait_for(leader, number=self._spawned):
                 return start(*arguments, **named)
             raise SystemExit(0)
@@ -206,16 +224,9 @@ class ScriptPlace:
 
     def _begin_own(self) -> None:
         """Note that this worker calls `init_process_group` itself."""
-        if self._gave or self.was_taken:
+        if self._end.gave or self.was_taken:
             raise UsageError(OWN_GROUP)
-        self._release(math.inf)
-
-    def _release(self, number: float) -> None:
-        """Let the others start processes, unless those of this worker have taken places."""
-        with self._changed:
-            if not self._gave:
-                self._released = number
-                self._changed.notify_all()
+        self._end.release()
 
     def _wait_for(self, leader: int, **spawned: int) -> bool:
         """Wait for the end of the leader's script, or until it starts no process that takes a
@@ -251,9 +262,8 @@ class ScriptPlace:
                     link.write(**reply)
                 elif do == "take":
                     self._take(link)
-                elif do == "wait":
-                    self._waiting.append(threading.current_thread())
-                    self._answer_at_end(link, question.get("number", math.inf))
+                elif do == "wait" and self._end.wait(question.get("number", math.inf)):
+                    link.write(free=True)
 
     def _place_for(self, rank: int | None, size: int | None) -> dict[str, Any]:
         """Return where a process of this worker's script finds its place."""
@@ -276,7 +286,7 @@ class ScriptPlace:
                 "alone": FIRST_STARTS_NONE.format(own=own, first=leader),
                 "was_taken": self.was_taken,
             }
-        self._gave = True
+        self._end.gave = True
         return {"do": "take", "of": self._name_of(rank)}
 
     def _follow(self, leader: int) -> None:
@@ -292,13 +302,6 @@ class ScriptPlace:
         if not self._wait_for(leader):
             self._launcher.send("done")
             os._exit(0)
-
-    def _answer_at_end(self, link: Link, number: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._released >= number or self._ended)
-            is_free = self._released >= number
-        if is_free:
-            link.write(free=True)
 
     def _take(self, link: Link) -> None:
         """Lend this worker's place to a process, until it leaves; if another one has it, wait for

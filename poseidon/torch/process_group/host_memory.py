@@ -37,8 +37,9 @@ class HostMemory:
     """
 
     def __init__(self, links: LateLinks, neighbours: Collection[int]) -> None:
-        self.neighbours = frozenset(neighbours) | {links.rank}
+        self.neighbours = frozenset(neighbours) | {links.network.rank}
         self._links = links
+        self._rank = links.network.rank
         self._shared = SharedBlocks()
         self._lent = LentBlocks()
 
@@ -137,7 +138,7 @@ class HostMemory:
             left: the workers that have left.
         """
         is_read = self._shared.all_open and self._lent.all_read(left)
-        return is_read or left.issuperset(self.neighbours - {self._links.rank})
+        return is_read or left.issuperset(self.neighbours - {self._rank})
 
     def close(self) -> None:
         """Let go of all memory."""
@@ -145,14 +146,14 @@ class HostMemory:
         self._lent.close()
 
     def _near(self, ranks: Collection[int]) -> list[int]:
-        return [rank for rank in ranks if rank in self.neighbours and rank != self._links.rank]
+        return [rank for rank in ranks if rank in self.neighbours and rank != self._rank]
 
     def _note_reader(self, sender: int, problem: str) -> None:
-        if self._lent.answered(sender, problem) and self._links.rank == min(self.neighbours):
+        if self._lent.answered(sender, problem) and self._rank == min(self.neighbours):
             LOGGER.warning(
                 "the GPUs of this machine do not share memory (worker %d, GPU of worker %d: %s); "
                 "torch.distributed passes their tensors through the host's memory",
                 sender,
-                self._links.rank,
+                self._rank,
                 printable(problem),
             )

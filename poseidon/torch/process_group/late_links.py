@@ -39,25 +39,10 @@ class LateLinks:
     def __init__(
         self, network: Network, gather: Gather, receive: Callable[[int, Frames], None]
     ) -> None:
-        self._network, self._gather, self._receive = network, gather, receive
+        self.network, self._gather, self._receive = network, gather, receive
         self.monitor = network.new_monitor(closed="the process group is destroyed", hangs="")
         self.found: WorkerLinks | None = None
         self._connecting = threading.Lock()
-
-    @property
-    def rank(self) -> int:
-        """The rank of this worker."""
-        return self._network.rank
-
-    @property
-    def size(self) -> int:
-        """The number of workers."""
-        return self._network.size
-
-    @property
-    def left(self) -> set[int]:
-        """The workers that have left."""
-        return set() if self.found is None else self.found.left
 
     def connected(self) -> WorkerLinks:
         """Return the connections, and make them first where nobody has."""
@@ -85,12 +70,12 @@ class LateLinks:
 
     def _connect(self) -> WorkerLinks:
         own = KeyPair.new()
-        facts = {"public": own.public, "encrypted": self._network.keys is not None}
+        facts = {"public": own.public, "encrypted": self.network.keys is not None}
         offers = [json.loads(text) for text in self._gather(json.dumps(facts))]
         keys = None
         if any(offer["encrypted"] for offer in offers):
             keys = Keyring(own=own, admit=tuple(offer["public"] for offer in offers))
-        network, name = replace(self._network, keys=keys), f"mesh-{self.rank}"
+        network, name = replace(self.network, keys=keys), f"mesh-{self.network.rank}"
         links = WorkerLinks(network, name, monitor=self.monitor, receive=self._receive)
         links.connect(self._gather(links.address))
         return links

@@ -120,12 +120,12 @@ class Mesh:
     @property
     def rank(self) -> int:
         """The rank of this worker."""
-        return self._links.rank
+        return self._links.network.rank
 
     @property
     def size(self) -> int:
         """The number of workers."""
-        return self._links.size
+        return self._links.network.size
 
     @property
     def is_connected(self) -> bool:

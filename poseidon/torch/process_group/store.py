@@ -135,10 +135,9 @@ class JobStore:
 
     def _ask(self, request: Request, timeout_s: float) -> Any:
         self._check()
-        number, links = next(self._asked), self._links
-        if links.size > 1:
-            links.connected()
-        if links.rank:
+        number, links, rank = next(self._asked), self._links, self._links.network.rank
+        found = links.connected() if links.network.size > 1 else None
+        if rank:
             links.post(["Ask", number], ([0], msgpack.packb(request)))
         else:
             with links.monitor:
@@ -149,9 +148,9 @@ class JobStore:
             if number in self._answers:
                 return (self._answers.pop(number),)
             self._check()
-            if links.rank and 0 in links.left:
+            if rank and found is not None and 0 in found.left:
                 raise JobError(
-                    f"worker {links.rank} uses the store of the process group, but worker 0, which "
+                    f"worker {rank} uses the store of the process group, but worker 0, which "
                     "holds it, has ended; let worker 0 wait for the others"
                 )
             return None

@@ -15,13 +15,12 @@ from poseidon.engine.document import ScriptDocument
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
-from poseidon.torch import spawning
-from poseidon.torch.spawned import Link, asked_for
-from poseidon.torch.spawning import ScriptPlace, name_of
+from poseidon.torch.spawned import Link, asked_for, name_of, this_machine
+from poseidon.torch.spawning import ScriptPlace
 from ps_server.network import Network
 from tests.support.polling import until
 
-HERE = spawning.this_machine()
+HERE = this_machine()
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_others_wait_for_the_end_of_the_first_script(place: ScriptPlace, takes_p
         if takes_part:
             other.ask(do="place", rank=1, size=3)
         link.write(do="wait")
-        until(lambda: len(place._waiting) == 1, "the place has heard it", 20.0)
+        until(lambda: len(place._end._waiting) == 1, "the place has heard it", 20.0)
         place.close()
         assert link.read() == ({} if takes_part else {"free": True})
 
