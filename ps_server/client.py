@@ -329,7 +329,7 @@ class Client:
         store that this worker's plane applies; returns at once. The workers of host 0 call it, in
         each plane of `StoreSpec.outside_norm`.
         """
-        self._do(lambda: self._pump.session.add_norm(clock, squares))
+        self._do(lambda: self._pump.session.norm.add_outside(clock, squares))
 
     def total_norm(self, clock: int) -> float:
         """Wait for the sum of squares over all gradients of iteration `clock`, in

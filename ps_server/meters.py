@@ -34,7 +34,8 @@ class ClientMeter:
         self._names = [table.name for table in store.tables]
         self._start_clock = store.start_clock
         count = len(self._names)
-        self._now = now
+        self.now = now
+        """Returns the time, for `waited` later."""
         self._out = [0] * (count + 1)  # the last place: messages of no table's iterations
         self._in = [0] * (count + 1)
         self._rows: dict[int, list[int]] = {}  # of each row table bytes out and in
@@ -61,21 +62,17 @@ class ClientMeter:
             place = -1  # a first value follows from no push
         self._in[place] += payload_bytes(frames)
         if place >= 0:
-            self._came_s[place] = self._now()
+            self._came_s[place] = self.now()
 
     def pushed(self, table: int) -> None:
         """Note that a table is pushed."""
-        self._pushed[table] = self._so_far(table), self._now()
+        self._pushed[table] = self._so_far(table), self.now()
 
     def waited(self, table: int, began_s: float) -> None:
         """Count the time that a read of a table has blocked, since `began_s` by this meter's
         clock.
         """
-        self._waited_s[table] += self._now() - began_s
-
-    def now(self) -> float:
-        """Return the time, for `waited` later."""
-        return self._now()
+        self._waited_s[table] += self.now() - began_s
 
     def statistics(self, clock: int, row_tables: Sequence[str] = ()) -> ClientStatistics:
         """Return all counters.

@@ -152,7 +152,8 @@ class HostChanges(JobListener):
         self._arrived: queue.SimpleQueue[tuple[Host, Sequence[PreparedProcess]]] = (
             queue.SimpleQueue()
         )
-        self._leaving: frozenset[int] = frozenset()
+        self.leaving: frozenset[int] = frozenset()
+        """The ids of the hosts that the next start does without."""
         self._lock = threading.Lock()
         self._returns: defaultdict[int, Returns] = defaultdict(Returns)
         self._commands = RequestFiles(Registry(read_settings().state_folder).folder, job.id)
@@ -166,7 +167,7 @@ class HostChanges(JobListener):
     def on_started(self) -> None:
         self._running = True
         self._check_leaving()
-        if self._leaving or not self._arrived.empty():  # since the last start has ended
+        if self.leaving or not self._arrived.empty():  # since the last start has ended
             self._requests.regroup()
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
@@ -183,15 +184,10 @@ class HostChanges(JobListener):
         self._closed.set()
         self._commands.close()
 
-    @property
-    def leaving(self) -> frozenset[int]:
-        """The ids of the hosts that the next start does without."""
-        return self._leaving
-
     def go_on(self, without: frozenset[int]) -> None:
         """Note that the job continues from memory, without these hosts."""
         with self._lock:
-            self._leaving -= without
+            self.leaving -= without
         for number in without:
             self._hosts.pop(number, None)
             self._registration.left(number)
@@ -225,7 +221,7 @@ class HostChanges(JobListener):
     @property
     def _unchanged(self) -> bool:
         """Whether a start runs, and no change waits for the next one."""
-        return self._running and self._arrived.empty() and not self._leaving
+        return self._running and self._arrived.empty() and not self.leaving
 
     def _take_request(self) -> None:
         request = self._commands.take()
@@ -260,9 +256,9 @@ class HostChanges(JobListener):
         """Let hosts leave the job, or raise why it cannot continue without them."""
         self._check_snapshots()
         with self._lock:
-            leaving = self._leaving | {host.id for host in hosts}
+            leaving = self.leaving | {host.id for host in hosts}
             self._check_goes_on(leaving, named(hosts))
-            self._leaving = leaving
+            self.leaving = leaving
         self._requests.regroup()
 
     def _check_goes_on(self, leaving: frozenset[int], names: str) -> None:
@@ -281,11 +277,11 @@ class HostChanges(JobListener):
         job from continuing without them.
         """
         with self._lock:
-            leaving = [host for host in self._job.site.hosts if host.id in self._leaving]
+            leaving = [host for host in self._job.site.hosts if host.id in self.leaving]
             try:
-                self._check_goes_on(self._leaving, named(leaving))
+                self._check_goes_on(self.leaving, named(leaving))
             except PoseidonError as error:
-                self._leaving = frozenset()
+                self.leaving = frozenset()
                 self._report(f"{named(leaving)} cannot leave, and stays: {error}")
 
     def _check_snapshots(self) -> None:

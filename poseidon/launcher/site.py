@@ -56,7 +56,10 @@ class Site:
     """
 
     def __init__(self, hosts: Sequence[Host], dialer: Dialer) -> None:
-        self._hosts = tuple(hosts)
+        self.hosts = tuple(hosts)
+        """One for each client; with the addresses at which hosts reach each other, once they were
+        checked.
+        """
         self._dialer = dialer
         self._job = ""
         self._needs: Needs | None = None
@@ -74,16 +77,9 @@ class Site:
         """
 
     @property
-    def hosts(self) -> tuple[Host, ...]:
-        """One for each client; with the addresses at which hosts reach each other, once they were
-        checked.
-        """
-        return self._hosts
-
-    @property
     def recorded_hosts(self) -> tuple[Host, ...]:
         """The hosts in the job's record, which `poseidon ps` and `poseidon kill` ask over SSH."""
-        return () if self._dialer.moves else self._hosts
+        return () if self._dialer.moves else self.hosts
 
     @property
     def takes_back(self) -> bool:
@@ -130,9 +126,9 @@ class Site:
         """
         self._job, self._needs = job, needs
         if not self._dialer.here:
-            check_limits(len(self._hosts), needs(self._hosts[0]).peers)
-        self._dialer.place(self._hosts, needs)
-        self._dial(self._hosts)
+            check_limits(len(self.hosts), needs(self.hosts[0]).peers)
+        self._dialer.place(self.hosts, needs)
+        self._dial(self.hosts)
         self._check()
 
     def begin(self, record: JobRecord | None, files: Sequence[FileSet] = ()) -> None:
@@ -241,7 +237,7 @@ class Site:
 
     def go_on(self, hosts: Sequence[Host]) -> None:
         """Use these hosts for the next start, in this order; processes wait on them."""
-        self._hosts = tuple(hosts)
+        self.hosts = tuple(hosts)
         self._starts += 1
 
     def cores(self, host: Host) -> int:
@@ -249,7 +245,7 @@ class Site:
         one machine.
         """
         agent = self._agents[host.id]
-        sharing = sum(each.works and self._agents[each.id] is agent for each in self._hosts)
+        sharing = sum(each.works and self._agents[each.id] is agent for each in self.hosts)
         return self._dialer.cores(host, max(1, agent.cores // max(1, sharing)))
 
     def socket_folder(self, host: Host) -> str:
@@ -300,13 +296,11 @@ class Site:
         agents = self._distinct_agents()
         heard = for_each_host(lambda agent: agent.is_heard(ANSWER_S), agents, name="poseidon ask")
         silent = {agent for agent, up in zip(agents, heard, strict=True) if up is not True}
-        missing = tuple(
-            host for host in self._hosts if self._agents.get(host.id) in (None, *silent)
-        )
-        left = tuple(host for host in self._hosts if host not in missing)
+        missing = tuple(host for host in self.hosts if self._agents.get(host.id) in (None, *silent))
+        left = tuple(host for host in self.hosts if host not in missing)
         if not missing or not any(host.works for host in left):
             return ()
-        self._hosts = left
+        self.hosts = left
         if self._dialer.moves:  # so that no autoscaler brings a node for a client that was left out
             self._close_agents(self._agents.values())
             assert self._needs is not None
@@ -327,7 +321,7 @@ class Site:
     def _check(self) -> None:
         if not self._dialer.here:  # otherwise the job has checked its files already
             assert self._needs is not None
-            self._hosts = self._checked(self._hosts, self._needs)
+            self.hosts = self._checked(self.hosts, self._needs)
 
     def _checked(
         self, hosts_: Sequence[Host], needs: Needs, *alike: RemoteAgent
@@ -349,7 +343,7 @@ class Site:
     def _dial(self, hosts: Sequence[Host]) -> None:
         """Open the agents of hosts; those that can be opened stay, even if others cannot."""
         outcomes = self._open(hosts)
-        self._hosts = self._dialer.located(self._hosts)
+        self.hosts = self._dialer.located(self.hosts)
         check_opened(outcomes)
 
     def _open(self, hosts: Sequence[Host]) -> Mapping[int, RemoteAgent | JobError]:
@@ -361,7 +355,7 @@ class Site:
 
     def _leave(self, agent: RemoteAgent) -> bool:
         """Let the hosts of an agent leave the job; see `RemoteAgent.leave`."""
-        hosts = [host for host in self._hosts if self._agents.get(host.id) is agent]
+        hosts = [host for host in self.hosts if self._agents.get(host.id) is agent]
         return bool(hosts) and self.let_leave(hosts)
 
     def is_killed(self, host: Host) -> bool:
@@ -375,7 +369,7 @@ class Site:
         Agents that stand but say nothing any more, as behind a jump host, are dialled again by
         the next start.
         """
-        lost = [host for host in self._hosts if self._is_lost(host)]
+        lost = [host for host in self.hosts if self._is_lost(host)]
         if lost:
             self._close_agents(self._agents[host.id] for host in lost if host.id in self._agents)
             self._unchecked = self._dialer.moves
@@ -405,7 +399,7 @@ class Site:
 
     def _send(self, sets: Sequence[Sequence[SentFile]]) -> None:
         self._sent = {}
-        working = [host for host in self._hosts if host.works and sets]
+        working = [host for host in self.hosts if host.works and sets]
         outcomes = for_each_host(
             lambda host: self._send_to(host, sets), working, name="poseidon send"
         )

@@ -133,7 +133,8 @@ class WorkerRounds:
         self._others = range(1, shards)
         self._described: m.Part | None = None
         self._lacking: set[int] = set()  # shards that may lack pushes of the part
-        self._ended: m.Round | None = None
+        self.ended: m.Round | None = None
+        """The last round in which a part of this worker has counted, until `forget`."""
         self._awaited = -1
 
     def describe(self, part: m.Part) -> None:
@@ -162,7 +163,7 @@ class WorkerRounds:
     def receive(self, decided: m.Round) -> list[m.Addressed]:
         """Take the decision of shard 0, and pass it on."""
         if self._rank in decided.workers:
-            self._ended, self._described = decided, None
+            self.ended, self._described = decided, None
         return [m.Addressed(shard, decided) for shard in self._others]
 
     def await_part(self, awaited: m.Awaited) -> None:
@@ -172,15 +173,6 @@ class WorkerRounds:
     def is_awaited(self, clock: int) -> bool:
         """Return whether the part that follows from the values of a clock is awaited."""
         return self._awaited >= clock
-
-    @property
-    def ended(self) -> m.Round | None:
-        """The last round in which a part of this worker has counted, until `forget`."""
-        return self._ended
-
-    def forget(self) -> None:
-        """Go on to the next part."""
-        self._ended = None
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:

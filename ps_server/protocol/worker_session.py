@@ -400,7 +400,7 @@ class Session:
         pushed = [copy for copy, spec in self._own_copies() if spec.keeping is not Keeping.COPY]
         if any(copy.clock < clock for copy in pushed):
             return None
-        self.rounds.forget()
+        self.rounds.ended = None
         self.clock = clock
         for copy in pushed:
             copy.own = copy.sent = copy.pushed = clock
@@ -450,12 +450,6 @@ class Session:
         asked = self.values.ask_history(table, arrays)
         chunks = self.values.chunks[table] if count else ()
         return asked, [m.Addressed(c.shard, m.GetHistory(table, c.index)) for c in chunks]
-
-    def add_norm(self, clock: int, squares: Sequence[float]) -> list[m.Addressed]:
-        """Add numbers whose sum is the sum of squares of the gradients outside the store that this
-        plane applies. On host 0 only, in planes with an outside norm.
-        """
-        return self.norm.add_outside(clock, squares)
 
     def gather(
         self, payload: bytes, *, keeps: bool = True, whole: bool = True

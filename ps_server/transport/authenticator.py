@@ -68,15 +68,15 @@ class Authenticator:
         admit: Callable[[bytes], bytes | None] | None,
     ) -> None:
         self.refused = 0
-        """Connections that have not been authenticated; one whose handshake is under way counts,
-        too.
+        """Connections that have not been authenticated, one whose handshake is under way among them,
+        and what else its owner adds.
         """
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._newcomers = Newcomers(limit_of(files))
         self._listening = listening
         self._borrowed = Borrowed(listening)
         self._open: dict[int, Place] = {}
-        self._is_full = self._admits_no_more = False
+        self._admits_no_more = False
         self._looked_s, self._drained = -math.inf, True
         self._socket = socket
         self._admit = admit
@@ -151,8 +151,7 @@ class Authenticator:
             self._borrowed.end(descriptor, self._open[descriptor])
 
     def _open_port(self, takes: bool) -> None:
-        if self._is_full == takes and not self._admits_no_more:
-            self._is_full = not takes
+        if self._listening.is_shut == takes and not self._admits_no_more:
             (self._listening.reopen if takes else self._listening.shut)()
 
     def spoke(self, peer: bytes, frame: zmq.Frame) -> None:

@@ -50,6 +50,7 @@ class Listening:
 
     def __init__(self, address: str, *, send_buffer_bytes: int) -> None:
         host, port = _host_and_port(address)
+        self.is_shut = False
         try:
             family, kind, protocol, _, target = socket.getaddrinfo(
                 None if host == "*" else host,
@@ -93,6 +94,7 @@ class Listening:
 
     def shut(self) -> None:
         """Drop further attempts to connect. Does nothing where the kernel has no filters."""
+        self.is_shut = True
         program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
         with contextlib.suppress(OSError):
             self._socket.setsockopt(
@@ -101,6 +103,7 @@ class Listening:
 
     def reopen(self) -> None:
         """Take attempts to connect again."""
+        self.is_shut = False
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 

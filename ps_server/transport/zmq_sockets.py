@@ -149,7 +149,6 @@ class ZmqServerTransport:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sealed = _listening_end(keys) if keys else None
         self._memory = SentMemory()
-        self._dropped = 0
         with _opening(address):
             self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
             self._authenticator = Authenticator(
@@ -179,8 +178,7 @@ class ZmqServerTransport:
 
     @property
     def refused(self) -> int:
-        unproved = self._sealed.unproved if self._sealed else 0
-        return self._authenticator.refused + unproved + self._dropped
+        return self._authenticator.refused + (self._sealed.unproved if self._sealed else 0)
 
     @property
     def connections(self) -> int:
@@ -247,7 +245,7 @@ class ZmqServerTransport:
         else:
             self._authenticator.known(peer)
             return frames
-        self._dropped += 1
+        self._authenticator.refused += 1
         return ()
 
     def _wait(self, timeout_s: float) -> bool:
@@ -358,8 +356,8 @@ class ZmqClientTransport:
                 raise TransportError(f"cannot connect to {address}: {_reason(error)}") from error
             self._poller.register(socket, _READABLE)
         self._blocked: set[int] = set()
-        self._tracked = tracked
-        self._trackers: list[deque[zmq.MessageTracker]] = [deque() for _ in addresses]
+        self._trackers: list[deque[zmq.MessageTracker]] = [deque() for _ in addresses if tracked]
+        """Of what ZeroMQ has taken, where the transport is tracked."""
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         batch: list[tuple[int, Frames]] = []
@@ -455,11 +453,11 @@ class ZmqClientTransport:
         try:
             if sealer:
                 tracker = send_sealed(
-                    self._sockets[shard], sealer, frames, self._memory, tracked=self._tracked
+                    self._sockets[shard], sealer, frames, self._memory, tracked=bool(self._trackers)
                 )
                 if tracker:
                     self._trackers[shard].append(tracker)
-            elif self._tracked:
+            elif self._trackers:
                 last = zmq.Frame(frames[-1], track=True, copy=False)
                 _send(self._sockets[shard], [*frames[:-1], last])
                 self._trackers[shard].append(last.tracker)
@@ -476,7 +474,7 @@ class ZmqClientTransport:
         """Return how many messages ZeroMQ has taken whose last frame the kernel
         has not (encrypted: has not been begun).
         """
-        assert self._tracked, "the transport is not `tracked`"
+        assert self._trackers, "the transport is not `tracked`"
         trackers = self._trackers[shard]
         while trackers and trackers[0].done:
             trackers.popleft()

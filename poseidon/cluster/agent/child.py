@@ -31,7 +31,6 @@ from typing import IO
 from poseidon.base.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
 from poseidon.cluster.agent.template import IGNORED, Fork, Templates
 from poseidon.cluster.events import decode_line
-from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, creation
 from poseidon.cluster.python_command import module_folders
 from poseidon.errors import JobError, limit_reached
@@ -201,13 +200,13 @@ class ChildProcess:
         events: IO[bytes] | None = None,
         ignores_signals: bool = False,
     ) -> None:
-        self._name = spec.name
+        self.name = spec.name
         self._child = child
         self._listener = listener
         self._lock = threading.Lock()
         self._status: int | None = None
         self._ended = threading.Event()
-        self._created = creation(child.pid)
+        self.created = creation(child.pid)
         self._started_ignoring = (
             ignores_signals or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         )
@@ -228,16 +227,8 @@ class ChildProcess:
             thread.start()
 
     @property
-    def name(self) -> ProcessName:
-        return self._name
-
-    @property
     def pid(self) -> int:
         return self._child.pid
-
-    @property
-    def created(self) -> str:
-        return self._created
 
     def send_line(self, line: bytes) -> None:
         """Queue one line for its standard input; dropped when the process no longer reads."""
@@ -279,7 +270,7 @@ class ChildProcess:
             except Exception as error:  # noqa: BLE001 - the listener is the owner
                 self._fail(role, error)
 
-        return threading.Thread(target=run, name=f"poseidon {self._name.short} {role}", daemon=True)
+        return threading.Thread(target=run, name=f"poseidon {self.name.short} {role}", daemon=True)
 
     def _signal(self, number: int) -> None:
         with self._lock:
@@ -291,9 +282,9 @@ class ChildProcess:
         """End the process, and report why: its output, input or exit can no longer be followed."""
         self.kill()
         if not self._ended.is_set():
-            process = self._name.describe(self._child.pid)
+            process = self.name.describe(self._child.pid)
             message = f"{process}: its {role} cannot be followed: {type(error).__name__}: {error}"
-            self._listener.event(self._name, {"event": "error", "message": message, "exit_code": 1})
+            self._listener.event(self.name, {"event": "error", "message": message, "exit_code": 1})
 
     def _wait(self) -> None:
         try:
@@ -310,7 +301,7 @@ class ChildProcess:
         for reader in self._readers:
             reader.join()
         self._ended.set()
-        self._listener.exited(self._name, status)
+        self._listener.exited(self.name, status)
 
     def _end_writer(self) -> None:
         # With its reader dead, a blocked write has failed; an idle writer waits for the queue. A
@@ -331,17 +322,17 @@ class ChildProcess:
             event = decode_line(line)
             if event is None:
                 text = line.decode("utf-8", errors="surrogateescape")
-                self._listener.output(self._name, OutputStream.STDERR, text)
+                self._listener.output(self.name, OutputStream.STDERR, text)
             else:
-                self._listener.event(self._name, event)
+                self._listener.event(self.name, event)
 
     def _read_output(self, output: _Output, stream: OutputStream) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         for piece in output.pieces():
             if text := decoder.decode(piece):
-                self._listener.output(self._name, stream, text)
+                self._listener.output(self.name, stream, text)
         if text := decoder.decode(b"", final=True):
-            self._listener.output(self._name, stream, text)
+            self._listener.output(self.name, stream, text)
 
 
 class _Output:

@@ -40,7 +40,7 @@ class RemoteProcess:
         send: Callable[[m.Request], None],
     ) -> None:
         self.id = number
-        self._name = name
+        self.name = name
         self._label = label
         self._listener = listener
         self._send = send
@@ -53,10 +53,6 @@ class RemoteProcess:
         self._status: int | None = None
 
     @property
-    def name(self) -> ProcessName:
-        return self._name
-
-    @property
     def pid(self) -> int:
         return self._started.pid if self._started is not None else 0
 
@@ -67,7 +63,7 @@ class RemoteProcess:
     def attach(self, name: ProcessName, listener: Listener) -> None:
         """Let the process have another name from here on, and notify another listener."""
         with self._lock:
-            self._name, self._listener = name, listener
+            self.name, self._listener = name, listener
             status = self._status
         if status is not None:
             listener.exited(name, status)
@@ -79,9 +75,7 @@ class RemoteProcess:
             JobError: it was not started; `JobKilled` where the user has killed the job there.
         """
         if not self._answered.wait(START_S):
-            raise JobError(
-                f"{self._label}: {self._name.short} was not started within {START_S:g} s"
-            )
+            raise JobError(f"{self._label}: {self.name.short} was not started within {START_S:g} s")
         if self._refusal is not None:
             error = JobKilled if self._killed_by_user else JobError
             raise error(f"{self._label}: {self._refusal}")
@@ -117,9 +111,9 @@ class RemoteProcess:
             self._refusal = printable(report.message)
             self._answered.set()
         elif isinstance(report, m.EventReport) and self._status is None:
-            self._listener.event(self._name, report.event)
+            self._listener.event(self.name, report.event)
         elif isinstance(report, m.OutputReport) and self._status is None:
-            self._listener.output(self._name, report.stream, report.text)
+            self._listener.output(self.name, report.stream, report.text)
         elif isinstance(report, m.Exited):
             self._end(report.status)
 
@@ -138,7 +132,7 @@ class RemoteProcess:
                 "unwanted": killed_by_user,
             }
             try:
-                self._listener.event(self._name, event)
+                self._listener.event(self.name, event)
             finally:
                 self._end(LOST_STATUS)
 
@@ -147,6 +141,6 @@ class RemoteProcess:
             if self._status is not None:
                 return
             self._status = status
-            name, listener = self._name, self._listener
+            name, listener = self.name, self._listener
         self._ended.set()
         listener.exited(name, status)

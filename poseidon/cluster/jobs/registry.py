@@ -144,12 +144,13 @@ class Registry:
     """
 
     def __init__(self, state_folder: Path) -> None:
-        self._folder = state_folder / "jobs" / re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
+        self.folder = state_folder / "jobs" / re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
+        """Where this host's records lie; it need not be there."""
 
     @property
     def _private(self) -> tuple[Path, ...]:
         """The folders that only this user may write to, from the top."""
-        return self._folder.parents[1], self._folder.parent, self._folder
+        return self.folder.parents[1], self.folder.parent, self.folder
 
     def check(self) -> None:
         """Make sure that nobody else may write records, or requests beside them.
@@ -167,11 +168,6 @@ class Registry:
                     f"cannot read the records of jobs in {folder}: {error.strerror}; set "
                     "$POSEIDON_HOME to a different folder"
                 ) from error
-
-    @property
-    def folder(self) -> Path:
-        """Where this host's records lie; it need not be there."""
-        return self._folder
 
     def write(self, record: JobRecord) -> None:
         """Write or replace a job's record.
@@ -200,7 +196,7 @@ class Registry:
         path = self._path(job)
         self.check()
         try:
-            content = read_in(self._folder, path.name, most_bytes=LARGEST_BYTES)
+            content = read_in(self.folder, path.name, most_bytes=LARGEST_BYTES)
             record = value_of(JobRecord, json.loads(content))
         except FileNotFoundError:
             return None
@@ -237,20 +233,20 @@ class Registry:
         """
         self.check()
         try:
-            with os.scandir(self._folder) as entries:
+            with os.scandir(self.folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_file())
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise JobError(
-                f"cannot read the records of jobs in {self._folder}: {error.strerror}; set "
+                f"cannot read the records of jobs in {self.folder}: {error.strerror}; set "
                 "$POSEIDON_HOME to a different folder"
             ) from error
         stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return tuple(stem for stem in stems if _JOB_ID.fullmatch(stem))
 
     def _path(self, job: str) -> Path:
-        return self._folder / f"{check_job_id(job)}.json"
+        return self.folder / f"{check_job_id(job)}.json"
 
 
 class Registration:
@@ -264,13 +260,9 @@ class Registration:
 
     def __init__(self, registry: Registry, record: JobRecord) -> None:
         self._registry = registry
-        self._record = record
-        registry.write(record)
-
-    @property
-    def record(self) -> JobRecord:
+        self.record = record
         """The record as it is now."""
-        return self._record
+        registry.write(record)
 
     def add(self, processes: Sequence[RunningProcess]) -> None:
         """Add processes to the record. Call it right after their start.
@@ -284,23 +276,23 @@ class Registration:
             for one in processes
         ]
         known = {(one.host, one.pid) for one in added}
-        others = [one for one in self._record.processes if (one.host, one.pid) not in known]
+        others = [one for one in self.record.processes if (one.host, one.pid) not in known]
         self._change(processes=(*others, *added))
 
     def keep(self, processes: Iterable[RunningProcess]) -> None:
         """Remove all processes but these, which wait for the next start, from the record."""
         left = {(process.name.host, process.pid) for process in processes}
-        kept = tuple(one for one in self._record.processes if (one.host, one.pid) in left)
+        kept = tuple(one for one in self.record.processes if (one.host, one.pid) in left)
         self._change(processes=kept)
 
     def joins(self, host: Host) -> None:
         """Add a host that takes part from now on, or tries to."""
-        self._change(joined=(*self._record.joined, host))
+        self._change(joined=(*self.record.joined, host))
 
     def left(self, number: int) -> None:
         """Remove a host that has joined and takes part no more, by its id."""
-        left = tuple(host for host in self._record.joined if host.id != number)
-        if left != self._record.joined:
+        left = tuple(host for host in self.record.joined if host.id != number)
+        if left != self.record.joined:
             self._change(joined=left)
 
     def clear(self) -> None:
@@ -308,13 +300,13 @@ class Registration:
         self._change(processes=())
 
     def _change(self, **fields: Any) -> None:
-        self._record = replace(self._record, **fields)
-        self._registry.write(self._record)
+        self.record = replace(self.record, **fields)
+        self._registry.write(self.record)
 
     def __enter__(self) -> Registration:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._record.processes:
+        if not self.record.processes:
             with suppress(JobError):  # the next listing of jobs removes it
-                self._registry.remove(self._record.job)
+                self._registry.remove(self.record.job)

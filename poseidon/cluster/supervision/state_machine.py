@@ -121,7 +121,7 @@ class JobStateMachine:
         self._unstarted, self._unready = set(names), set(names)
         self._last_event_s = self._look_s = now
         self._start_by_s = now + settings.start_timeout_s
-        self._state = JobState.STARTING
+        self.state = JobState.STARTING
         self._addresses: dict[AddressRound, dict[ProcessName, str]] = {FIRST: {}}
         self._asked = {FIRST}  # exchanges of addresses for which the shards listen, or soon will
         self._connected: set[AddressRound] = set()
@@ -136,10 +136,6 @@ class JobStateMachine:
         self._pause: PauseState | None = None
         self._live = dict.fromkeys(Role, 0)  # how many are still to pause, if the job does
         self._regroup_requested = False
-
-    @property
-    def state(self) -> JobState:
-        return self._state
 
     @property
     def all_ready(self) -> bool:
@@ -158,7 +154,7 @@ class JobStateMachine:
         """The processes that have paused and wait for the next start, once this one has ended; none
         where it has failed.
         """
-        if self._shutdown is not None or self._state is not JobState.ENDED:
+        if self._shutdown is not None or self.state is not JobState.ENDED:
             return {}
         return {
             process.name: process.paused
@@ -313,7 +309,7 @@ class JobStateMachine:
     def _take_pause(self, process: ProcessState, event: Paused, now: float) -> None:
         process.paused = event
         self._note_pausing(process)
-        if self._state not in (JobState.STARTING, JobState.RUNNING):
+        if self.state not in (JobState.STARTING, JobState.RUNNING):
             return
         if event.regrouped and self._pausing is not Pausing.NEVER:
             self._begin_pause(now)
@@ -351,15 +347,15 @@ class JobStateMachine:
 
     def _signal(self, signal: SignalReceived, now: float) -> list[Action]:
         effect = signal.effect
-        if effect is SignalEffect.SNAPSHOT and self._state is JobState.RUNNING:
+        if effect is SignalEffect.SNAPSHOT and self.state is JobState.RUNNING:
             return [SendLine(name=self._workers[0].name, line=encode_command("snapshot"))]
         self._ended_by_user |= effect is SignalEffect.STOP
         settled = (JobState.FINISHING, JobState.PAUSING, JobState.ENDED)
-        if effect is not SignalEffect.STOP or self._state in settled:
+        if effect is not SignalEffect.STOP or self.state in settled:
             return []
-        if self._state is JobState.FAILING:
+        if self.state is JobState.FAILING:
             return self._kill_all(now)
-        if self._state is JobState.STARTING and self._pausing is not Pausing.ALWAYS:
+        if self.state is JobState.STARTING and self._pausing is not Pausing.ALWAYS:
             sentence = "the job was stopped before it had started"
             self._fail(
                 Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=signal.exit_code), now
@@ -376,14 +372,14 @@ class JobStateMachine:
         self._stop = signal
         if self._pausing is not Pausing.ALWAYS:
             self._iterate_by_s = now + FIRST_ITERATION_S
-        return self._requests_to_workers() if self._state is JobState.RUNNING else []
+        return self._requests_to_workers() if self.state is JobState.RUNNING else []
 
     def _request_regroup(self) -> list[Action]:
-        begun = self._state in (JobState.STARTING, JobState.RUNNING)
+        begun = self.state in (JobState.STARTING, JobState.RUNNING)
         if self._pausing is Pausing.NEVER or self._stop is not None or not begun:
             return []
         self._regroup_requested = True
-        return self._requests_to_workers() if self._state is JobState.RUNNING else []
+        return self._requests_to_workers() if self.state is JobState.RUNNING else []
 
     def _requests_to_workers(self) -> list[Action]:
         """Return the request that worker 0 has to forward; one to stop precedes one to regroup."""
@@ -398,14 +394,14 @@ class JobStateMachine:
         return f"iterations since {'the last snapshot' if self._saved else 'its start'} are lost"
 
     def _check_deadlines(self, now: float) -> None:
-        if self._state in (JobState.PAUSING, JobState.FAILING, JobState.ENDED):
+        if self.state in (JobState.PAUSING, JobState.FAILING, JobState.ENDED):
             return
         settings = self._settings
         if now >= self._stop_by_s:
             sentence = f"the job did not end within {settings.term_deadline_s:g} s of SIGTERM; {self._lost}"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return
-        if self._stop and now >= self._iterate_by_s and self._state is JobState.RUNNING:
+        if self._stop and now >= self._iterate_by_s and self.state is JobState.RUNNING:
             self._iterate_by_s = math.inf
             if all(worker.iteration is None for worker in self._workers):
                 sentence = "the job was stopped before its first iteration"
@@ -447,14 +443,14 @@ class JobStateMachine:
 
     def _fail(self, cause: Cause, now: float) -> None:
         wait_s = 0.0 if cause.rank is CauseRank.ROOT else self._settings.collect_s
-        if self._state is JobState.ENDED:
+        if self.state is JobState.ENDED:
             return
         if self._pauses_after(cause):
             self._causes.append(cause)
             self._begin_pause(now)
             return
         if self._shutdown is None:
-            self._state = JobState.FAILING
+            self.state = JobState.FAILING
             self._shutdown = ShutdownState(terminate_at_s=now + wait_s)
         # After SIGTERM, reports and exits are its consequences.
         if self._shutdown.terminate_at_s is not None:
@@ -465,12 +461,12 @@ class JobStateMachine:
         """Return whether the processes that are left pause after a cause."""
         if cause.remedy is Remedy.NONE or self._ended_by_user or self._pausing is Pausing.NEVER:
             return False
-        if self._state is JobState.STARTING:
+        if self.state is JobState.STARTING:
             return self._pausing is Pausing.ALWAYS
-        return self._state in (JobState.RUNNING, JobState.PAUSING)
+        return self.state in (JobState.RUNNING, JobState.PAUSING)
 
     def _begin_pause(self, now: float) -> None:
-        self._state = JobState.PAUSING
+        self.state = JobState.PAUSING
         self._pause = self._pause or PauseState(began_s=now)
         self._look_for_pauses()
 
@@ -503,19 +499,19 @@ class JobStateMachine:
     def _advance(self, now: float) -> list[Action]:
         """Make the transitions that are due; return their actions."""
         actions: list[Action] = []
-        if self._state in (JobState.STARTING, JobState.RUNNING):
+        if self.state in (JobState.STARTING, JobState.RUNNING):
             actions += self._connect(now)
-        if self._state is JobState.RUNNING and all(worker.status == 0 for worker in self._workers):
-            self._state = JobState.FINISHING
+        if self.state is JobState.RUNNING and all(worker.status == 0 for worker in self._workers):
+            self.state = JobState.FINISHING
             actions += self._stop_shards(now)
-        if self._state is JobState.PAUSING:
+        if self.state is JobState.PAUSING:
             actions += self._pause_processes(now)
             if not any(self._live.values()):
-                self._state = JobState.ENDED
-        if self._state is JobState.FAILING:
+                self.state = JobState.ENDED
+        if self.state is JobState.FAILING:
             actions += self._end_processes(now)
-        if self._state in (JobState.FINISHING, JobState.FAILING) and self._ended():
-            self._state = JobState.ENDED
+        if self.state in (JobState.FINISHING, JobState.FAILING) and self._ended():
+            self.state = JobState.ENDED
         return actions
 
     def _connect(self, now: float) -> list[Action]:
@@ -525,11 +521,11 @@ class JobStateMachine:
         if self._unstarted:
             return []
         # Once a worker trains a stop takes a snapshot first.
-        begins = self._state is JobState.STARTING and (
+        begins = self.state is JobState.STARTING and (
             self.all_ready or any(worker.iteration is not None for worker in self._workers)
         )
         if begins:
-            self._state = JobState.RUNNING
+            self.state = JobState.RUNNING
         requests = self._requests_to_workers() if begins else []
         exchanges = [self._exchange_addresses(at, now) for at in self._addresses]
         return [*itertools.chain.from_iterable(exchanges), *requests]

@@ -364,7 +364,7 @@ class _Training:
         if self._outside:  # such a gradient is a sum over the workers of the plane
             yield from worker.gather(b"", whole=False)
         if self._outside and self._seat.host == 0:
-            worker.do(worker.session.add_norm(clock, [0.25 * iteration]))
+            worker.do(worker.session.norm.add_outside(clock, [0.25 * iteration]))
         worker.tick()
         if self._follows_rank_0:
             self._job.clocks[self._rank] = worker.session.clock
