@@ -227,9 +227,11 @@ class Group:
         The mean of a tensor of whole numbers is of float64.
 
         Raises:
-            UsageError: the workers have not made as many steps, or not given as many numbers.
+            UsageError: the workers have not made as many steps, or not given as many numbers, or
+                they are not real.
         """
         self._loop.check_open("mean")
+        plain_values.check_number(value, "mean")
         numbers = (
             value
             if isinstance(value, Tensor)
@@ -296,10 +298,11 @@ class Group:
             A tensor of the same type; the mean of whole numbers is of float64.
 
         Raises:
-            UsageError: the values do not fit each other, or there is no such op.
+            UsageError: the values do not fit each other or are not real, or there is no such op.
         """
         self._loop.check_open("all_reduce")
         how = plain_values.reduction(op)
+        plain_values.check_number(value, "all_reduce")
         given = value.detach() if isinstance(value, Tensor) else value
         result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
         return result  # type: ignore[no-any-return]

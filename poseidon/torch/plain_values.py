@@ -7,8 +7,10 @@ in the format of a checkpoint, so reading one runs no code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +46,19 @@ def encode(value: object, call: str) -> bytes:
             "bytes, None, and lists, tuples and dicts of them"
         )
     return packed(on_host(value))
+
+
+def check_number(value: object, call: str) -> None:
+    """Refuse what is not a real number, or a tensor of real numbers."""
+    if isinstance(value, Tensor):
+        given = f"a tensor of {value.dtype}" if value.is_complex() else ""
+    else:
+        given = "" if isinstance(value, Real | np.bool_) else f"a {type(value).__name__}"
+    if given:
+        raise UsageError(
+            f"{call}() was given {given}; expected a real number, or a tensor of real numbers "
+            "(torch.view_as_real() of complex ones)"
+        )
 
 
 def decode(content: bytes, rank: int, device: torch.device | None) -> Any:

@@ -62,11 +62,6 @@ class SharedLoader(DataLoader[Any]):
         between: Callable[[], None],
         **arguments: Any,
     ) -> None:
-        for name in ("sampler", "batch_sampler"):
-            if name in arguments:
-                raise UsageError(
-                    f"loader() makes its own sampler; for {name}= use your own DataLoader"
-                )
         super().__init__(dataset, batch_size=batch_size, sampler=sampler, **arguments)
         self._shared = sampler
         self._records = batch_size
@@ -253,6 +248,15 @@ class SharedData:
         **arguments: Any,
     ) -> SharedLoader:
         """See `Group.loader`."""
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(
+                f"loader() was given batch_size={batch_size}; expected a whole number, 1 or more"
+            )
+        for name in ("sampler", "batch_sampler"):
+            if name in arguments:
+                raise UsageError(
+                    f"loader() makes its own sampler; for {name}= use your own DataLoader"
+                )
         if not even and arguments.get("drop_last"):
             raise UsageError(
                 "loader() was given even=False and drop_last=True, which contradict each other; "

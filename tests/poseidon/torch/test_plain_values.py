@@ -80,12 +80,14 @@ def test_workers_exchange_values() -> None:
     large = PIECE_BYTES // 4 + 5
 
     def body(module: nn.Module, group: Group) -> None:
+        of_numpy: Any = np.float32(group.rank)
         of_all = group.gather({"rank": group.rank, "x": torch.full((group.rank * large,), 2.0)})
         group.barrier()
         seen[group.rank] = (
             [part["rank"] for part in of_all],
             [part["x"].numel() for part in of_all],
             float(of_all[1]["x"].sum()),
+            group.mean(of_numpy),
             group.broadcast("of rank 1" if group.rank else None, src=1),
             group.broadcast(None if group.rank else [1]),
             group.all_reduce(group.rank + 1),
@@ -93,7 +95,7 @@ def test_workers_exchange_values() -> None:
         )
 
     together(2, lambda rank: nn.Linear(1, 1), SGD(lr=1), body)
-    expected = ([0, 1], [0, large], 2.0 * large, "of rank 1", [1], 3, [1.0, 1.0])
+    expected = ([0, 1], [0, large], 2.0 * large, 0.5, "of rank 1", [1], 3, [1.0, 1.0])
     assert seen == [expected, expected]
 
 
@@ -112,6 +114,10 @@ def test_a_worker_alone_has_its_own() -> None:
     [
         (lambda group: group.all_reduce(1, op="avg"), r"op is 'avg'; expected one of 'sum', "),
         (lambda group: group.broadcast(1, src=2), r"src=2; expected 0 to 1"),
+        (lambda group: group.all_reduce({"a": 1}), r"all_reduce\(\) was given a dict; expected"),
+        (lambda group: group.all_reduce(torch.ones(1) * 1j), r"given a tensor of torch.complex64"),
+        (lambda group: group.mean([1.0]), r"mean\(\) was given a list; expected a real number"),
+        (lambda group: group.mean(torch.ones(1) * 1j), r"given a tensor of torch.complex64"),
         (lambda group: group.all_reduce([1, 2.5][group.rank]), r"worker 0 gives all_reduce\(\)"),
         (lambda group: group.all_reduce(torch.ones(1 + group.rank)), "a tensor of torch.float32"),
         (lambda group: group.gather(1) if group.rank else group.barrier(), "worker 0 calls"),

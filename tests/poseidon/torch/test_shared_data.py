@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.errors import UsageError
+from poseidon.torch.group import Group
 from poseidon.torch.sampler import SharedSampler
 from poseidon.torch.shared_data import SharedLoader
+from poseidon.torch.update_rules import SGD
 from poseidon.torch.weights import BatchWeights
+from tests.support.module_groups import together
 from tests.support.samplers import sampler_of
 
 
@@ -46,10 +50,24 @@ def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
         assert (loader.position, sampler.state_dict()["epoch"]) == (0, 1)
 
 
-def test_a_loader_has_a_sampler_of_its_own() -> None:
-    sampler = sampler_of(range(4), own=range(1), workers=1)
-    with pytest.raises(UsageError, match="makes its own sampler"):
-        loader_of(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
+@pytest.mark.parametrize(
+    ("batch_size", "arguments", "sentence"),
+    [
+        (2, {"sampler": [0]}, "makes its own sampler; for sampler= use"),
+        (2, {"batch_sampler": [[0]]}, "makes its own sampler; for batch_sampler= use"),
+        (None, {}, "batch_size=None; expected a whole number, 1 or more"),
+        (0, {}, "batch_size=0; expected"),
+        (2.5, {"even": False}, "batch_size=2.5; expected"),
+    ],
+)
+def test_what_a_loader_cannot_have(
+    batch_size: Any, arguments: dict[str, Any], sentence: str
+) -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        group.loader(TensorDataset(torch.arange(4)), batch_size, **arguments)
+
+    with pytest.raises(UsageError, match=sentence):
+        together(1, lambda _: nn.Linear(1, 1), SGD(lr=1), body)
 
 
 def read_in_turn(own: range, passes: int, records: int, **arguments: Any) -> list[list[int]]:
