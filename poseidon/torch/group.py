@@ -25,7 +25,7 @@ from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
 from poseidon.torch import plain_values
 from poseidon.torch.group_checkpoints import GroupCheckpoints
 from poseidon.torch.group_loop import GroupLoop
-from poseidon.torch.leaves import Kept
+from poseidon.torch.kept import Kept
 from poseidon.torch.sampler import SharedSampler
 from poseidon.torch.shared_data import SEVERAL, SharedData, SharedLoader
 from poseidon.torch.updates.group_update import GroupUpdate

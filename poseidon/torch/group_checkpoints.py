@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope, StateSource
+from poseidon.engine.leaf import MEMORY, Found, Leaf, Scope, StateSource
 from poseidon.engine.loop_table import LoopEvent, State
 from poseidon.engine.packed import packed
 from poseidon.engine.snapshot_files import NO_RUN, Run, WrittenSnapshot, make_folder
 from poseidon.engine.snapshot_runs import CHECKPOINT, Prefixes, later_of_others
 from poseidon.errors import SnapshotError, UsageError, counted
-from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.torch.checkpoint_file import (
-    FORMAT,
     checked,
     checkpoint_path,
     newest_checkpoint,
@@ -28,8 +26,8 @@ from poseidon.torch.checkpoint_file import (
     write_checkpoint,
 )
 from poseidon.torch.group_loop import GroupLoop
-from poseidon.torch.leaves import CodecLeaves, Kept, KeptLeaves, ModuleLeaves
-from ps_server.numerics import Computation
+from poseidon.torch.kept import Kept, KeptLeaves
+from poseidon.torch.leaves import CodecLeaves, ModuleLeaves, ProgressLeaves
 
 
 class GroupCheckpoints:
@@ -53,7 +51,15 @@ class GroupCheckpoints:
             loop.session.await_state()
         loop.tree.add(
             [
-                *self._leaves(),
+                *ProgressLeaves(loop).leaves(),
+                Leaf(
+                    name="groups",
+                    scope=Scope.SHARED,
+                    read=dict,
+                    collect=self._read_groups,
+                    check=self._check_groups,
+                    write=self._write_groups,
+                ),
                 *ModuleLeaves(loop).leaves(),
                 *CodecLeaves(loop).leaves(),
                 *loop.update.leaves(),
@@ -61,71 +67,6 @@ class GroupCheckpoints:
                 *self.kept.leaves(),
             ]
         )
-
-    def _leaves(self) -> list[Leaf]:
-        """Return the loop's progress, and what a start needs to know before it loads a state."""
-        loop, session = self._loop, self._loop.session
-        plan = (
-            RecordedPlan.of_choices(loop.observed.built.plan).to_json()
-            if loop.observed.built.recorded
-            else ""
-        )
-        told = loop.context.member.virtual_workers is not None
-        return [
-            Leaf(name="poseidon", scope=Scope.SHARED, read=lambda: FORMAT),
-            Leaf(
-                name="steps",
-                scope=Scope.SHARED,
-                read=lambda: session.steps,
-                write=lambda found: session.continue_from(steps=found.shared),
-            ),
-            Leaf(
-                name="iterations",
-                scope=Scope.SHARED,
-                stage=LeafStage.EXCHANGE,
-                read=lambda: session.iterations,
-                write=lambda found: session.continue_from(iterations=found.shared),
-            ),
-            Leaf(name="told", scope=Scope.SHARED, read=lambda: told),
-            Leaf(name="exchange_plan", scope=Scope.SHARED, read=lambda: plan),
-            Leaf(
-                name="computation",
-                scope=Scope.SHARED,
-                read=lambda: str(Computation.here(self._context.worker.device)),
-                write=self._compare_computation,
-            ),
-            Leaf(
-                name="how",
-                scope=Scope.SHARED,
-                read=lambda: loop.update.label,
-                check=self._check_label,
-            ),
-            Leaf(
-                name="groups",
-                scope=Scope.SHARED,
-                read=dict,
-                collect=self._read_groups,
-                check=self._check_groups,
-                write=self._write_groups,
-            ),
-        ]
-
-    def _check_label(self, found: Found) -> None:
-        label = self._loop.update.label
-        if found.shared != label:
-            raise SnapshotError(
-                f"{found.source.name} was trained with {found.shared}, and this script gives "
-                f"distribute() {label}"
-            )
-
-    def _compare_computation(self, found: Found) -> None:
-        """Say that this run cannot have the bits of one that was never interrupted."""
-        now, source = str(Computation.here(self._context.worker.device)), found.source
-        if source.path is not None and found.shared not in (None, now):
-            self._context.job.say(
-                f"{source.name} was computed with {found.shared}, and this run computes with {now}: "
-                "it continues correctly, but not with the bits of an uninterrupted run"
-            )
 
     def _wait_for_rows(self) -> None:
         if self._loop.plan.tables and self._context.worker.size > 1:

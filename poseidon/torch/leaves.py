@@ -1,35 +1,100 @@
-"""The leaves of a group's state (`poseidon/engine/state_tree.py`) that belong to its module, its
-script and its exchange. Updates, tables and samplers declare their own.
+"""The leaves of a group's state (`poseidon/engine/state_tree.py`) that belong to its loop, its module
+and its exchange. Updates, tables, samplers and kept objects (`kept.py`) declare their own.
 
     model      the module's own `state_dict`: it can be loaded without a group
     buffers    of each virtual worker: those that differ from the first one's
     masters    float32 values of tensors of 16 bits, on the workers or on the shards alone
     held_back  what lossy codecs have held back, of the virtual workers of a process at the first
-    kept       the states of the objects that the script has given to `keep` and `keep_own`
     random     of each virtual worker, and with virtual workers outside of their turns
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.packed import on_host
-from poseidon.engine.state_tree import StateTree
-from poseidon.errors import SnapshotError, UsageError, counted
+from poseidon.errors import SnapshotError
+from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.base import is_sharded, local_of
-from poseidon.torch.divided_states import divided, leaf_of_named, part_of, shared_leaf
+from poseidon.torch.checkpoint_file import FORMAT
+from poseidon.torch.divided_states import leaf_of_named, part_of, shared_leaf
 from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.kept import in_a_line
 from poseidon.torch.own_states import OwnBuffers
 from ps_server import RuleKind
+from ps_server.numerics import Computation
 
 _DIGEST_BYTES = 32
+
+
+class ProgressLeaves:
+    """The loop's progress, and what a start needs to know before it loads a state."""
+
+    def __init__(self, loop: GroupLoop) -> None:
+        self._loop = loop
+
+    def leaves(self) -> list[Leaf]:
+        loop, session = self._loop, self._loop.session
+        plan = (
+            RecordedPlan.of_choices(loop.observed.built.plan).to_json()
+            if loop.observed.built.recorded
+            else ""
+        )
+        told = loop.context.member.virtual_workers is not None
+        return [
+            Leaf(name="poseidon", scope=Scope.SHARED, read=lambda: FORMAT),
+            Leaf(
+                name="steps",
+                scope=Scope.SHARED,
+                read=lambda: session.steps,
+                write=lambda found: session.continue_from(steps=found.shared),
+            ),
+            Leaf(
+                name="iterations",
+                scope=Scope.SHARED,
+                stage=LeafStage.EXCHANGE,
+                read=lambda: session.iterations,
+                write=lambda found: session.continue_from(iterations=found.shared),
+            ),
+            Leaf(name="told", scope=Scope.SHARED, read=lambda: told),
+            Leaf(name="exchange_plan", scope=Scope.SHARED, read=lambda: plan),
+            Leaf(
+                name="computation",
+                scope=Scope.SHARED,
+                read=lambda: str(Computation.here(self._loop.context.worker.device)),
+                write=self._compare_computation,
+            ),
+            Leaf(
+                name="how",
+                scope=Scope.SHARED,
+                read=lambda: loop.update.label,
+                check=self._check_label,
+            ),
+        ]
+
+    def _check_label(self, found: Found) -> None:
+        label = self._loop.update.label
+        if found.shared != label:
+            raise SnapshotError(
+                f"{found.source.name} was trained with {found.shared}, and this script gives "
+                f"distribute() {label}"
+            )
+
+    def _compare_computation(self, found: Found) -> None:
+        """Say that this run cannot have the bits of one that was never interrupted."""
+        now, source = str(Computation.here(self._loop.context.worker.device)), found.source
+        if source.path is not None and found.shared not in (None, now):
+            self._loop.context.job.say(
+                f"{source.name} was computed with {found.shared}, and this run computes with {now}: "
+                "it continues correctly, but not with the bits of an uninterrupted run"
+            )
 
 
 class ModuleLeaves:
@@ -66,7 +131,7 @@ class ModuleLeaves:
             self._module.load_state_dict(found.shared)
         except RuntimeError as error:
             raise SnapshotError(
-                f"the checkpoint is of a different module: {_in_a_line(error)}"
+                f"the checkpoint is of a different module: {in_a_line(error)}"
             ) from error
 
     def _write_parts(self, found: Found) -> None:
@@ -184,107 +249,6 @@ class CodecLeaves:
         self._for_shards = dict(self._loop.masters.for_shards(found.shared))
 
 
-class Kept(Protocol):
-    """An object with a state: a scheduler, a GradScaler, a running average."""
-
-    def state_dict(self) -> Any:
-        """Return the state, of types that `torch.load(weights_only=True)` reads."""
-
-    def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Load a state."""
-
-
-class KeptLeaves:
-    """The objects that a script keeps with its group.
-
-    Args:
-        tree: of the group.
-        has_shards: whether its module is divided, so that states may be.
-    """
-
-    def __init__(self, tree: StateTree, *, has_shards: bool = False) -> None:
-        self._tree = tree
-        self._has_shards = has_shards
-        self._shared: dict[str, Kept] = {}
-        self._own: dict[str, Kept] = {}
-
-    def keep(self, objects: Mapping[str, Kept], *, own: bool = False) -> None:
-        """Save and load these objects too.
-
-        Args:
-            own: each worker's states; otherwise rank 0's count for all.
-
-        Raises:
-            UsageError: one has no state, or its name is taken.
-        """
-        for name, kept in objects.items():
-            if name in self._shared or name in self._own:
-                raise UsageError(f"keep() already has the name '{name}'")
-            if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
-                raise UsageError(
-                    f"keep() was given a {type(kept).__name__} as '{name}'; expected something "
-                    "with state_dict() and load_state_dict()"
-                )
-        (self._own if own else self._shared).update(objects)
-
-    def leaves(self) -> list[Leaf]:
-        shared = shared_leaf(
-            "kept",
-            lambda: _states(self._shared),
-            is_divided=self._has_shards,
-            write=lambda found: _load(self._shared, found.shared, "keep", self._parts),
-        )
-        own = Leaf(
-            name="kept",
-            scope=Scope.VIRTUAL,
-            read=lambda: [on_host(_states(self._own)) for _ in self._tree.own],
-            write=lambda found: _load(self._own, (found.mine or [{}])[0] or {}, "keep_own"),
-            resize=self._resize,
-        )
-        return [shared, own]
-
-    def _parts(self, state: Any, kept: Kept) -> Any:
-        return divided(state, kept.state_dict()) if self._has_shards else state
-
-    def _resize(self, found: Found) -> dict[str, Any]:
-        if names := found.each[0]:
-            raise SnapshotError(
-                f"{found.source.name} was saved by {counted(len(found.each), 'worker')}, but this "
-                f"job has {self._tree.count}: the states of {', '.join(sorted(names))} belong to "
-                "each worker (keep_own), so the number of workers must be the same"
-            )
-        return {}
-
-
-def _states(objects: Mapping[str, Kept]) -> dict[str, Any]:
-    return {name: kept.state_dict() for name, kept in objects.items()}
-
-
-def _load(
-    objects: Mapping[str, Kept],
-    states: Mapping[str, Any],
-    call: str,
-    take: Callable[[Any, Kept], Any] = lambda state, _: state,
-) -> None:
-    """Load the states of kept objects.
-
-    Args:
-        take: returns what an object loads, from its state in the checkpoint.
-    """
-    if states.keys() != objects.keys():
-        names = [", ".join(sorted(part)) or "nothing" for part in (states, objects)]
-        raise SnapshotError(
-            f"the checkpoint keeps {names[0]}; this script has handed {names[1]} to {call}()"
-        )
-    for name, kept in objects.items():
-        try:
-            kept.load_state_dict(take(states[name], kept))
-        except (ValueError, RuntimeError, KeyError, TypeError) as error:
-            raise SnapshotError(
-                f"'{name}' does not accept its state of the checkpoint: {_in_a_line(error)}"
-            ) from error
-
-
 class RandomStates:
     """The random states of a group's virtual workers, as leaves of its state."""
 
@@ -333,7 +297,3 @@ def _of_tensor(digests: bytes, index: int, count: int) -> Iterator[bytes]:
 def _bytes(tensor: Tensor) -> bytes:
     flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
     return flat.clone().numpy().tobytes()  # memory that numpy has seen cannot be resized
-
-
-def _in_a_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

@@ -227,7 +227,7 @@ class Collectives:
             for one in [one for one in pending if one.message is None]:
                 for worker in one.senders:
                     number = self._taken[worker, tag] + 1
-                    key = (self.ranks[worker], self._of_tag(tag), number, 0)
+                    key = (self.ranks[worker], f"{self._group}/{tag}", number, 0)
                     if key in inbox:
                         self._taken[worker, tag] = number
                         one.message, one.sender = inbox.pop(key), worker
@@ -255,10 +255,9 @@ class Collectives:
 
     def _message(self, tensor: Tensor, number: int, tag: int, place: str) -> _Call:
         text = f"send({described(tensor)}, tag {tag})"
-        return _Call(self, CollectiveCall(self._of_tag(tag), number, text, place, self.timeout_s))
-
-    def _of_tag(self, tag: int) -> str:
-        return f"{self._group}/{tag}"
+        return _Call(
+            self, CollectiveCall(f"{self._group}/{tag}", number, text, place, self.timeout_s)
+        )
 
 
 @dataclass(slots=True, eq=False)
