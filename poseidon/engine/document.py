@@ -29,12 +29,7 @@ class TrainingOptions:
     """The options."""
 
     snapshot_keep: int = option(
-        0,
-        "newest snapshots that stay; 0 (default): all",
-        Section.OUTPUT,
-        metavar="N",
-        read=count,
-        rare=True,
+        0, "newest snapshots that stay; 0 (default): all", Section.OUTPUT, read=count, rare=True
     )
 
     def options(self) -> dict[str, Any]:

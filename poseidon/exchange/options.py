@@ -97,7 +97,6 @@ class ExchangeOptions:
         0,
         "pieces of a tensor; {default} (default): by size",
         aliases=("num_rows_per_table",),
-        metavar="N",
         read=count,
         rare=True,
     )
@@ -157,11 +156,7 @@ class ExchangeOptions:
         True, "send gradients during the backward pass ({default})", rare=True
     )
     check_replicas: int = _option(
-        1000,
-        "iterations between comparisons of weights ({default})",
-        metavar="N",
-        read=count,
-        rare=True,
+        1000, "iterations between comparisons of weights ({default})", read=count, rare=True
     )
     on_divergence: OnDivergence = _option(
         OnDivergence.STOP, "weights differ: {choices}", metavar="WHAT", rare=True

@@ -12,7 +12,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from poseidon.flags.values import member_of, number, one_of, parts, truth, whole
+from poseidon.flags.values import count, member_of, natural, number, one_of, parts, truth, whole
 
 
 class Opens(Enum):
@@ -151,7 +151,8 @@ def option(default: Any, text: str, section: Section, /, *, name: str = "", **se
         text: see `Flag`. `{default}` stands for the default, and `{choices}` for the choices.
         section: see `Flag`.
         name: of the flag, where it differs.
-        settings: the rest of `Flag`. A `default` there is the flag's, where it differs.
+        settings: the rest of `Flag`. A `default` there is the flag's, where it differs. The
+            `metavar` of a whole number is N.
     """
     read: dict[str, Any] = {}
     if isinstance(default, bool):
@@ -164,6 +165,8 @@ def option(default: Any, text: str, section: Section, /, *, name: str = "", **se
     elif isinstance(default, float):
         read = {"read": number}
     chosen = {"default": default, **read, **settings}
+    if chosen.get("read") in (whole, count, natural):
+        chosen = {"metavar": "N", **chosen}
     text = _described(text, default, chosen.get("choices", ()))
     flag = Flag(name=name, text=text, section=section, **chosen)
     return field(default=default, metadata={"flag": flag})

@@ -163,7 +163,6 @@ class RunRequest:
         "workers of each client on CPU ({default})",
         Section.MACHINES,
         aliases=("num_app_threads",),
-        metavar="N",
     )
     output: Path | None = option(
         None,
@@ -206,12 +205,7 @@ class JobRequest(ComputeOptions, RunRequest):
     exchange: ExchangeOptions = DEFAULT_OPTIONS
     server_requested: bool = False
     threads: int | None = option(
-        None,
-        "CPU threads of a worker (equal parts)",
-        Section.MACHINES,
-        metavar="N",
-        read=whole,
-        rare=True,
+        None, "CPU threads of a worker (equal parts)", Section.MACHINES, read=whole, rare=True
     )
     virtual_workers: int | None = option(
         None,
@@ -259,20 +253,10 @@ class JobRequest(ComputeOptions, RunRequest):
         of="launcher=ray:",
     )
     clients: int | None = option(
-        None,
-        "Ray nodes with workers (1)",
-        Section.RAY,
-        metavar="N",
-        read=whole,
-        of="launcher=ray:",
+        None, "Ray nodes with workers (1)", Section.RAY, read=whole, of="launcher=ray:"
     )
     servers: int = option(
-        0,
-        "Ray nodes with shards alone ({default})",
-        Section.RAY,
-        metavar="N",
-        read=count,
-        of="launcher=ray:",
+        0, "Ray nodes with shards alone ({default})", Section.RAY, read=count, of="launcher=ray:"
     )
     ray_resources: str = option(
         "",
@@ -317,12 +301,7 @@ class JobRequest(ComputeOptions, RunRequest):
         rare=True,
     )
     metrics_port: int | None = option(
-        None,
-        "serve values to Prometheus on 127.0.0.1:N",
-        Section.OUTPUT,
-        metavar="N",
-        read=count,
-        rare=True,
+        None, "serve values to Prometheus on 127.0.0.1:N", Section.OUTPUT, read=count, rare=True
     )
     exchange_plan: Path | None = option(
         None,
@@ -367,7 +346,7 @@ class JobRequest(ComputeOptions, RunRequest):
         rare=True,
     )
     max_restarts: int | None = option(
-        None, "restarts (3 on several hosts, else 0)", Section.FAILURES, metavar="N", read=count
+        None, "restarts (3 on several hosts, else 0)", Section.FAILURES, read=count
     )
     return_timeout: float = option(
         RETURN_TIMEOUT_S,
@@ -401,24 +380,15 @@ class JobRequest(ComputeOptions, RunRequest):
         None,
         "iterations between those; 0: none (chosen)",
         Section.ELASTIC,
-        metavar="N",
         read=count,
         name="every",
         of="elastic=",
     )
     min_workers: int = option(
-        1,
-        "fewest workers that continue after a loss ({default})",
-        Section.ELASTIC,
-        metavar="N",
-        of="elastic=",
+        1, "fewest workers that continue after a loss ({default})", Section.ELASTIC, of="elastic="
     )
     max_rejoins: int = option(
-        3,
-        "how often a lost host is taken in again ({default})",
-        Section.ELASTIC,
-        metavar="N",
-        of="elastic=",
+        3, "how often a lost host is taken in again ({default})", Section.ELASTIC, of="elastic="
     )
     snapshot: str = option(
         "",
@@ -655,9 +625,7 @@ class ExtractionRequest(RunRequest):
         read=parts,
         aliases=("save_feature_leveldb_names",),
     )
-    num_mini_batches: int = option(
-        0, "at most N batches of a worker (all)", Section.EXTRACTED, metavar="N"
-    )
+    num_mini_batches: int = option(0, "at most N batches of a worker (all)", Section.EXTRACTED)
     backend: str = option(
         "leveldb",
         "lmdb or leveldb ({default})",
