@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from poseidon.cluster.machinefile import HIGHEST_PORT
 from poseidon.cluster.supervision.state import (
@@ -34,6 +35,7 @@ from poseidon.flags.flag import (
     ShownProgress,
     Takes,
     declared,
+    flag_of,
     option,
     title_of,
 )
@@ -88,6 +90,17 @@ class OnNan(Enum):
     """They end the job."""
     WARN = "warn"
     """They are a warning."""
+
+
+_OF_RAY = "launcher=ray:"
+
+
+def _of_ray(default: Any, text: str, **settings: Any) -> Any:
+    return option(default, text, Section.RAY, of=_OF_RAY, **settings)
+
+
+def _of_elastic(default: Any, text: str, **settings: Any) -> Any:
+    return option(default, text, Section.ELASTIC, of="elastic=", **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,43 +257,19 @@ class JobRequest(ComputeOptions, RunRequest):
         read=path,
         rare=True,
     )
-    ray_address: str | None = option(
-        None,
-        "head of the Ray cluster ($RAY_ADDRESS)",
-        Section.RAY,
-        metavar="HOST:PORT",
-        name="address",
-        of="launcher=ray:",
+    ray_address: str | None = _of_ray(
+        None, "head of the Ray cluster ($RAY_ADDRESS)", metavar="HOST:PORT", name="address"
     )
-    clients: int | None = option(
-        None, "Ray nodes with workers (1)", Section.RAY, read=whole, of="launcher=ray:"
+    clients: int | None = _of_ray(None, "Ray nodes with workers (1)", read=whole)
+    servers: int = _of_ray(0, "Ray nodes with shards alone ({default})", read=count)
+    ray_resources: str = _of_ray(
+        "", "of a client: CPU=4+big=1 (CPU=1 a thread)", metavar="LIST", name="resources"
     )
-    servers: int = option(
-        0, "Ray nodes with shards alone ({default})", Section.RAY, read=count, of="launcher=ray:"
+    ray_server_resources: str = _of_ray(
+        "", "of a client with shards alone (CPU=1)", metavar="LIST", name="server_resources"
     )
-    ray_resources: str = option(
-        "",
-        "of a client: CPU=4+big=1 (CPU=1 a thread)",
-        Section.RAY,
-        metavar="LIST",
-        name="resources",
-        of="launcher=ray:",
-    )
-    ray_server_resources: str = option(
-        "",
-        "of a client with shards alone (CPU=1)",
-        Section.RAY,
-        metavar="LIST",
-        name="server_resources",
-        of="launcher=ray:",
-    )
-    ray_timeout: float = option(
-        300.0,
-        "seconds to wait for Ray's nodes ({default})",
-        Section.RAY,
-        metavar="S",
-        name="timeout",
-        of="launcher=ray:",
+    ray_timeout: float = _of_ray(
+        300.0, "seconds to wait for Ray's nodes ({default})", metavar="S", name="timeout"
     )
     encrypt: Encrypt = option(
         Encrypt.AUTO,
@@ -376,20 +365,11 @@ class JobRequest(ComputeOptions, RunRequest):
         metavar="N,...",
         read=count,
     )
-    memory_snapshot_every: int | None = option(
-        None,
-        "iterations between those; 0: none (chosen)",
-        Section.ELASTIC,
-        read=count,
-        name="every",
-        of="elastic=",
+    memory_snapshot_every: int | None = _of_elastic(
+        None, "iterations between those; 0: none (chosen)", read=count, name="every"
     )
-    min_workers: int = option(
-        1, "fewest workers that continue after a loss ({default})", Section.ELASTIC, of="elastic="
-    )
-    max_rejoins: int = option(
-        3, "how often a lost host is taken in again ({default})", Section.ELASTIC, of="elastic="
-    )
+    min_workers: int = _of_elastic(1, "fewest workers that continue after a loss ({default})")
+    max_rejoins: int = _of_elastic(3, "how often a lost host is taken in again ({default})")
     snapshot: str = option(
         "",
         "resume from a file of group.save(), or a job's newest",
@@ -441,15 +421,14 @@ class JobRequest(ComputeOptions, RunRequest):
         machinefile.
         """
         if self.launcher is not LauncherKind.RAY:
-            unset = {
-                "ray_address": None,
-                "clients": None,
-                "servers": 0,
-                "ray_resources": "",
-                "ray_server_resources": "",
-            }
             given = next(
-                (name for name, value in unset.items() if getattr(self, name) != value), None
+                (
+                    entry.name
+                    for entry in fields(JobRequest)
+                    if (flag := flag_of(entry)) and flag.of == _OF_RAY
+                    if getattr(self, entry.name) != entry.default
+                ),
+                None,
             )
             if given:
                 raise UsageError(
