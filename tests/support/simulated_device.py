@@ -113,6 +113,8 @@ class SimulatedStream:
     def __init__(self, number: int) -> None:
         self.number = number
         self.clock = {number: 0}
+        self.known = 0
+        """The version of what the host knows that is in the clock."""
         self.queue: deque[_Work] = deque()
         self.barriers: list[_Work] = []
         """Work of other streams that the next one waits for."""
@@ -171,6 +173,8 @@ class SimulatedDevice(Device):
         self.draw(seed)
         self._clock: dict[int, int] = {}
         """What the host knows to be done."""
+        self._known = 0
+        """Its version."""
         self._streams: list[SimulatedStream] = []
         self._first = self.stream()
         self._current = threading.local()
@@ -269,6 +273,7 @@ class SimulatedDevice(Device):
     def learns(self, clock: dict[int, int]) -> None:
         """Let the host know what another one knew when it sent a message."""
         with self.lock:
+            self._known += 1
             _merge(self._clock, clock)
 
     def synchronize(self) -> None:
@@ -411,15 +416,17 @@ class SimulatedDevice(Device):
         block = self._pinned_at(host)
         pinned = block is not None
         # a copy before this one, in order, may still read the memory
-        spoils = not here[0] and not (block and block.pending)
-        mark = (_spoilt(host) if spoils else host).clone()
+        spoils = not here[0] and block is not None and not block.pending
+        if spoils:
+            _spoilt(host)
+        mark = host.clone() if here[0] or spoils else host
         if block:
             block.pending += 1
 
         def run() -> None:
             if block:
                 block.pending -= 1
-            if pinned and (here[0] or spoils) and not _same(host, mark):
+            if mark is not host and pinned and not _same(host, mark):
                 self.races.append(f"the host wrote to memory of a copy {direction} under way")
             plain_to.copy_(mark if here[0] and not pinned else plain)
 
@@ -434,7 +441,9 @@ class SimulatedDevice(Device):
         self, run: Callable[[], None], what: str, used: Sequence[Tensor], written: Sequence[Tensor]
     ) -> None:
         stream, place = self.current, _place()
-        _merge(stream.clock, self._clock)
+        if stream.known != self._known:
+            stream.known = self._known
+            _merge(stream.clock, self._clock)
         stream.clock[stream.number] += 1
         changed = {id(tensor) for tensor in written}
         for tensor in used:
@@ -496,25 +505,26 @@ class SimulatedDevice(Device):
             if waits and not threading.current_thread().name.startswith(self.background):
                 self.waits[what] += 1
             self._run(list(work))
+            self._known += 1
             _merge(self._clock, clock)
 
     def _run(self, work: list[_Work]) -> None:
         """Run this work and all that it waits for."""
         waiting = list(work)
-        while waiting:
-            one = waiting[-1]
-            before = [each for each in one.after if not each.ended]
-            if one.ended:
-                waiting.pop()
-            elif before:
-                self._draw.shuffle(before)
-                waiting += before
-            else:
-                with torch.inference_mode():  # only there its tensors may be changed
+        with torch.inference_mode():  # only there its tensors may be changed
+            while waiting:
+                one = waiting[-1]
+                before = [each for each in one.after if not each.ended]
+                if one.ended:
+                    waiting.pop()
+                elif before:
+                    self._draw.shuffle(before)
+                    waiting += before
+                else:
                     one.run()
-                one.ended, one.after = True, []
-                one.run = _nothing
-                waiting.pop()
+                    one.ended, one.after = True, []
+                    one.run = _nothing
+                    waiting.pop()
         while self._work and self._work[0].ended:
             self._work.popleft()
 
@@ -788,21 +798,17 @@ def _extent(plain: Tensor) -> tuple[int, int]:
 
 
 def _spoilt(tensor: Tensor) -> Tensor:
-    with torch.no_grad():
-        if tensor.is_floating_point():
-            tensor.fill_(float("nan"))
-        elif tensor.dtype is not torch.bool:
-            tensor.fill_(torch.iinfo(tensor.dtype).max)
+    if tensor.dtype.is_floating_point:
+        tensor.fill_(torch.nan)
+    elif tensor.dtype is not torch.bool:
+        tensor.fill_(torch.iinfo(tensor.dtype).max)
     return tensor
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(
-        torch.equal(
-            one.contiguous().view(-1).view(torch.uint8),
-            other.contiguous().view(-1).view(torch.uint8),
-        )
-    )
+    if one.dtype is torch.bfloat16:  # numpy has none
+        one, other = one.view(torch.int16), other.view(torch.int16)
+    return one.numpy().tobytes() == other.numpy().tobytes()
 
 
 def _nothing() -> None:
