@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.layers import registry
 from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.cli.main import main
 from poseidon.engine.debugger import ENDED
 from poseidon.launcher.site import Site
 from tests.support.shadowing_files import write_shadowing_files
-from tests.support.training_processes import machinefile, poseidon
+from tests.support.training_processes import machinefile, poseidon, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -46,19 +47,31 @@ def test_the_page_trains(page: str, tmp_path: Path, clients: int) -> None:
     assert gain.shape == (8,) and (gain != 1).all()
 
 
-def test_time_takes_the_module_too(page: str, tmp_path: Path) -> None:
-    done = poseidon(tmp_path, "time", "-model=net.prototxt", "-iterations=1", "-import", "softplus")
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the test import modules in this process, which forgets them."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))
+    for name in ("broken", "softplus"):
+        monkeypatch.setitem(sys.modules, name, sys)
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("page", "here")
+def test_time_takes_the_module_too(tmp_path: Path) -> None:
+    words = ("-model=net.prototxt", "-iterations=1", "-import", "softplus")
+    done = poseidon_here(tmp_path, "time", *words)
     assert done.returncode == 0 and "soft" in done.stderr
 
 
-@pytest.mark.usefixtures("page")
+@pytest.mark.usefixtures("page", "here")
 def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(tmp_path: Path) -> None:
     source = tmp_path / "softplus.py"
     before, line, after = source.read_text(encoding="utf-8").partition(
         "        gain = self.gain.view"
     )
     source.write_text(f"{before}{line}(1, 2, 3)  #{after}", encoding="utf-8")
-    done = poseidon(tmp_path, "train", "--solver=solver.prototxt", "--import=softplus")
+    done = poseidon_here(tmp_path, "train", "--solver=solver.prototxt", "--import=softplus")
     assert done.returncode == 1
     where = f"worker 0: {source}:{before.count(chr(10)) + 1}: RuntimeError: "
     assert f"poseidon train: {where}" in done.stderr.splitlines()[-1]
@@ -81,7 +94,7 @@ def test_a_breakpoint_in_a_layer_reads_what_the_launcher_reads(tmp_path: Path) -
     assert done.stderr.splitlines()[-1] == f"poseidon train: {where}: {ENDED}"
 
 
-@pytest.mark.usefixtures("page")
+@pytest.mark.usefixtures("page", "here")
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
@@ -109,8 +122,6 @@ def test_one_sentence_for_each_mistake(
     """The launcher imports the module too: no process is started."""
     (tmp_path / "broken.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "broken", raising=False)
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(Site, "start", lambda *_: pytest.fail("a process was started"))
     assert main(["train", "--solver=solver.prototxt", f"--import={module}"]) in (1, 2)
