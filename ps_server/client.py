@@ -338,7 +338,7 @@ class Client:
         """
         self._pump.hurry()
         return self._monitor.wait_for(
-            lambda: self._pump.session.norm.take_total(clock),
+            lambda: self._pump.session.norm.total(clock),
             f"the gradients' norm of iteration {clock} did not arrive",
         )
 

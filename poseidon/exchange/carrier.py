@@ -20,7 +20,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -288,7 +287,7 @@ class SharedNorm:
     """The norm that carriers share: one sum for the server.
 
     Args:
-        carriers: their names. Each adds once an iteration, on rank 0, and takes each total once.
+        carriers: their names. Each adds once an iteration, on rank 0.
     """
 
     def __init__(self, client: Client, carriers: Collection[str]) -> None:
@@ -296,7 +295,6 @@ class SharedNorm:
         self._carriers = carriers
         self._lock = threading.Lock()
         self._squares: dict[int, dict[str, Sequence[float]]] = {}
-        self._totals: dict[int, tuple[Future[float], int]] = {}
 
     def add(self, carrier: str, clock: int, squares: Sequence[float]) -> None:
         """Add numbers whose exact sum is the sum of squares of a carrier's gradients. Rank 0."""
@@ -309,20 +307,8 @@ class SharedNorm:
         self._client.add_norm(clock, list(chain(*parts.values())))
 
     def total(self, clock: int) -> float:
-        """Wait for the sum of squares over all gradients; each carrier calls it once an
-        iteration.
-        """
-        with self._lock:
-            total, taken = self._totals.pop(clock, (Future(), 0))
-            if taken + 1 < len(self._carriers):
-                self._totals[clock] = total, taken + 1
-        if taken == 0:
-            try:
-                total.set_result(self._client.total_norm(clock))
-            except BaseException as error:  # the waits of the others end with it, too
-                total.set_exception(error)
-                raise
-        return total.result()
+        """Wait for the sum of squares over all gradients."""
+        return self._client.total_norm(clock)
 
 
 class LocalHistories(CarrierState):

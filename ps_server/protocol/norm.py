@@ -100,12 +100,14 @@ class WorkerNorm:
     def put_total(self, norm: m.TotalNorm) -> None:
         """Note a total that shard 0 has passed on."""
         self._totals[norm.clock] = norm.total
+        # whoever asks for a total has had the one before
+        self._totals.pop(norm.clock - 2, None)
 
-    def take_total(self, clock: int) -> float | None:
-        """Return the sum of squares over all gradients of an iteration, once; None while it is
-        not known.
+    def total(self, clock: int) -> float | None:
+        """Return the sum of squares over all gradients of one of the last two iterations with a
+        total; None while it is not known.
         """
-        return self._totals.pop(clock, None)
+        return self._totals.get(clock)
 
     def _complete(self, clock: int) -> list[m.Addressed]:
         parts, outside = self._partial.get(clock, {}), self._outside.get(clock, {})
@@ -116,10 +118,11 @@ class WorkerNorm:
         self._next = clock + 1
         total = math.fsum(chain(*parts.values(), *outside.values()))
         receivers = set(self._shards)
+        norm = m.TotalNorm(clock, total)
         if self._planes:
-            self._totals[clock] = total
+            self.put_total(norm)
             receivers.add(0)
-        return [m.Addressed(shard, m.TotalNorm(clock, total)) for shard in sorted(receivers)]
+        return [m.Addressed(shard, norm) for shard in sorted(receivers)]
 
 
 class OutsideNorms:

@@ -32,14 +32,16 @@ def test_what_lies_outside_is_awaited_and_shard_0_passes_the_total_on() -> None:
     norm = WorkerNorm(0, Seat(0, 0), {1}, outside=(0,), clock=0)
     assert norm.add_partial(1, part(0, 2.0)) == []
     assert norm.add_outside(0, [4.0, 1.0]) == [(0, m.TotalNorm(0, 7.0)), (1, m.TotalNorm(0, 7.0))]
-    assert (norm.take_total(0), norm.take_total(0)) == (7.0, None)
+    assert (norm.total(0), norm.total(0), norm.total(1)) == (7.0, 7.0, None)
     other = WorkerNorm(1, Seat(1, 0), {1}, outside=(0,), clock=0)
     assert other.expects_total(0, 3, now=4) and other.expects_total(0, 4, now=4)
     assert not any((other.expects_total(1, 4, now=4), other.expects_total(0, 5, now=4)))
     assert not other.expects_partial(1, 0)
     other.put_total(m.TotalNorm(4, 9.0))
     assert not other.expects_total(0, 4, now=4)
-    assert other.take_total(4) == 9.0
+    assert other.total(4) == 9.0
+    other.put_total(m.TotalNorm(6, 8.0))
+    assert (other.total(4), other.total(6)) == (None, 8.0)
 
 
 def test_rank_0_awaits_the_part_of_each_plane_with_gradients_outside() -> None:

@@ -369,7 +369,7 @@ class _Training:
         if self._follows_rank_0:
             self._job.clocks[self._rank] = worker.session.clock
         if self._outside:
-            total = lambda: worker.session.norm.take_total(clock)  # noqa: E731
+            total = lambda: worker.session.norm.total(clock)  # noqa: E731
             yield from worker.wait_for(total, f"the norm of iteration {clock}")
         self._check_memory()
 
