@@ -112,7 +112,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         """
         self._untold = 0  # elements of what the owners do not know of
         group.peers.on("Values", None, self._note_values)
-        group.meet()
+        group.meetings.gather(b"").result()  # all take each other's messages
         self._owner.start()
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
@@ -266,7 +266,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         """
         self._take_all()
         self._device.event().synchronize()
-        self._group.settlements.gather(b"").result()
+        self._group.meetings.gather(b"").result()
 
     def _take_all(self) -> None:
         for index in self.indices:
@@ -325,7 +325,7 @@ class HostRequests(Carrier):
         self._counts: deque[int] = deque()
         os.close(group.file)
         group.peers.on("Requests", 1, self._note)
-        group.meet()
+        group.meetings.gather(b"").result()  # all take each other's messages
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         pass

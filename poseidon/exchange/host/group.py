@@ -6,10 +6,10 @@ between them.
     "Released", piece           the piece is not used any more in this iteration
     "Values", requests, pieces  the next value of each can be read; their owner has seen so many
                                 requests of rank 0
-    "Taken", number             a collection: all values before settlement `number` are copied
     "Requests", count           its sender has seen so many requests of rank 0
     "Squares", number           a collection: squares of gradients, float64
-    "Trade", number             a collection: handles of memory, and what was found in it
+    "Meet", number              a collection of the training loops: handles of memory, what was found
+                                in it, that a worker takes messages, or has copied all values
     "Ask", number, what         asks for a part of the owner's state
     "Kept", number              the owner has begun to copy it
     "State", number, last       the payload is a part of it
@@ -56,8 +56,7 @@ class HostGroup:
 
     Attributes:
         file: the descriptor of a file that all workers have, empty and without a name.
-        settlements: collections before values are published out of turn.
-        trades: collections while memory is made.
+        meetings: collections of the training loops. Each makes one before it sends anything else.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class HostGroup:
 
         self.peers: Peers[HostLinks] = Peers(network, make)
         self.links, self.monitor = self.peers.links, self.peers.monitor
-        self._squares, self.settlements, self.trades = (
+        self._squares, self.meetings = (
             Gatherings(self.peers, kind, lambda missing: self.check_left(missing.__contains__))
-            for kind in ("Squares", "Taken", "Trade")
+            for kind in ("Squares", "Meet")
         )
         own = json.dumps({"tensors": [[t.name, t.tensor.numel()] for t in tensors]})
         try:
@@ -91,12 +90,6 @@ class HostGroup:
             network.interruption.check()
             raise
         self.links.start()
-
-    def meet(self) -> None:
-        """Wait until all workers take each other's messages: each calls it once, before it sends
-        any.
-        """
-        self.trades.gather(b"").result()
 
     def send(self, to: Sequence[int], kind: str, *numbers: int, payload: Buffer = b"") -> None:
         """Send a message to workers of this host."""

@@ -177,7 +177,7 @@ def _of_gpus(floats: Sequence[int], group: HostGroup, like: Tensor) -> list[Tens
             )
 
     def trade_problems() -> None:
-        every = group.trades.gather("".join(problems[:1]).encode()).result()
+        every = group.meetings.gather("".join(problems[:1]).encode()).result()
         problems.extend(every[other].decode() for other in group.others if every[other])
 
     if not device.is_host:
@@ -187,7 +187,7 @@ def _of_gpus(floats: Sequence[int], group: HostGroup, like: Tensor) -> list[Tens
             write(rank)
             device.synchronize()
             lent = {other: device.lend(memories[rank]) for other in group.others}
-    offers = group.trades.gather(msgpack.packb(lent)).result()
+    offers = group.meetings.gather(msgpack.packb(lent)).result()
     handles = [msgpack.unpackb(offer, strict_map_key=False) for offer in offers]
     if device.is_host and not any(handles):
         return None

@@ -46,7 +46,7 @@ class GroupOnCpus:
 
     def __init__(self, rank: int, file: int) -> None:
         self.rank, self.size, self.file = rank, len(COUNTS), file
-        self.trades = self.tree = self
+        self.meetings = self.tree = self
 
     def parts(self, worker: int) -> Sequence[None]:
         return (None,) * COUNTS[worker]
