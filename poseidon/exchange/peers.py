@@ -22,10 +22,11 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgpack
 
+from poseidon.exchange.host.links import HostLinks
 from poseidon.exchange.worker_links import FIRST, LAST, VERSION, WorkerLinks, read_header
 from ps_server import Collection, PeerLeft, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
@@ -41,31 +42,8 @@ the sender is put before its text.
 """
 
 
-class Links(Protocol):
-    """The contract of connections: `WorkerLinks` over a network, `HostLinks` within a host.
-
-    Attributes:
-        others: the ranks of the other workers, in the order in which messages for all are sent.
-        left: those of them that have left.
-    """
-
-    others: list[int]
-    left: set[int]
-
-    def send(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
-        """Send a message to some others; returns at once. Called under the monitor."""
-
-    def wake(self) -> None:
-        """Make the thread look at what is to be sent."""
-
-    def fail(self, error: ServerError) -> None:
-        """Make every waiting and later call raise `error`."""
-
-    def close(self) -> None:
-        """Send what is queued, and disconnect. Safe to call twice."""
-
-
-L = TypeVar("L", bound=Links)
+L = TypeVar("L", bound=WorkerLinks | HostLinks)
+"""Connections: over a network, or within a host."""
 
 
 class Peers(Generic[L]):
