@@ -112,8 +112,9 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         factors, gradients = self._all_factors(), self._all_averages()
         scale = self._settings.gradient_scale * limit
         rates, iteration = self._step.rates, self._step.iteration
-        if not self._device.is_host:
-            gradients = self._update_together(gradients, scale)
+        if gradients and not self._device.is_host:
+            self._update_together(gradients, scale)
+            gradients = {}
         for index, trained in enumerate(self._tensors):
             rate, history = rates[trained.rate_index], self.state.of[index]
             if index in factors:
@@ -129,12 +130,10 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         self._factors.clear()
         self._averages = None
 
-    def _update_together(self, gradients: Mapping[int, Tensor], scale: float) -> dict[int, Tensor]:
+    def _update_together(self, gradients: Mapping[int, Tensor], scale: float) -> None:
         """Apply the rules of tensors on a device, with the launches of one tensor for all of a rule
-        and rate. Return the gradients that are left.
+        and rate.
         """
-        if not gradients:
-            return {}
         together = list(gradients.values())
         clip = self._settings.clip
         if clip is not None and self._limits_on_device:
@@ -155,7 +154,6 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
                 continue
             for gradient, history, value in zip(own, histories, values, strict=True):
                 update(rule, gradient, history, value, rate=rate, step=step)
-        return {}
 
     def _all_factors(self) -> dict[int, Factors]:
         for index in self.by_factors - self._factors.keys():
@@ -164,13 +162,11 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         return self._factors
 
     def _all_averages(self) -> dict[int, Tensor]:
-        if self._averages is None:
-            self._averages = self._new_averages()
-        return self._averages
-
-    def _new_averages(self) -> dict[int, Tensor]:
-        """Set statistics that have begun to their averages. Return the average gradients."""
-        found = {}
+        """Set statistics that have begun to their averages, once. Return the average gradients."""
+        if self._averages is not None:
+            return self._averages
+        found: dict[int, Tensor] = {}
+        self._averages = found
         for index, trained in enumerate(self._tensors):
             begun = self._begun.get(index)
             if begun is not None and self._workers > 1:

@@ -345,16 +345,13 @@ class WorkerLinks:
             if rank in self.left:
                 continue
             lost_s = now - self._lost_s.setdefault(rank, now)
-            if lost_s >= (LATE_S if self._all_stand else LEAVE_S):
+            # whether all workers that have not left may still be connected to this one
+            all_stand = self._listening.connections >= len(self.others) - len(self.left)
+            if lost_s >= (LATE_S if all_stand else LEAVE_S):
                 raise PeerLost(
                     f"{self._network.name(self._network.rank)} lost "
                     f"{self._sending.describe_loss(peer)} ({self._network.name(rank)})"
                 )
-
-    @property
-    def _all_stand(self) -> bool:
-        """Whether all workers that have not left may still be connected to this one."""
-        return self._listening.connections >= len(self.others) - len(self.left)
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._listening.receive(timeout_s)

@@ -63,7 +63,7 @@ class SumsMemory:
         self.lent: set[int] = set()
         self.opened: dict[int, Views] = {}
         peers.on("Memory", 2, self._open)
-        peers.on("Opened", 0, self._note_opened)
+        peers.on("Opened", 0, lambda sender, *_: self.lent.add(sender))
 
     def lend(self) -> None:
         """Let the other workers of this machine open this memory, if the system has such memory.
@@ -117,9 +117,6 @@ class SumsMemory:
         if memory is not None:
             self.opened[sender] = self._views(_floats_in(memory), sender)
             self._peers.send([sender], "Opened", payload=b"")
-
-    def _note_opened(self, sender: int, _: Sequence[int], __: Buffer) -> None:
-        self.lent.add(sender)
 
 
 def _floats_in(memory: mmap.mmap) -> Tensor:

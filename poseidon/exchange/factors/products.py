@@ -78,11 +78,18 @@ class Scratch:
         self._device = device
         self._memory: dict[str, Tensor] = {}
 
-    def take(self, name: str, rows: int, columns: int) -> Tensor:
-        """Return an uninitialized rows x columns matrix, in the memory of the last
-        one of this name where that is enough.
+    def take(self, name: str, rows: int, columns: int, *, on_host: bool = False) -> Tensor:
+        """Return an uninitialized rows x columns matrix on the device, or for copies to it, in the
+        memory of the last one of this name where that is enough.
         """
-        return self._take(name, rows, columns, self._device)
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < rows * columns:
+            if on_host or self._device.type == "cpu":
+                memory = device_of(self._device).host_memory(rows * columns)
+            else:
+                memory = torch.empty(rows * columns, device=self._device, dtype=torch.float32)
+            self._memory[name] = memory
+        return memory[: rows * columns].view(rows, columns)
 
     def packed(self, name: str, matrix_BX: Tensor, columns: slice) -> Tensor:
         """Return these columns without gaps between rows: oneDNN computes matrices
@@ -102,7 +109,7 @@ class Scratch:
             parts: each rows x columns, on the host; any may have no rows.
         """
         rows = sum(len(part) for part in parts)
-        on_host = self._take(f"{name} on the host", rows, columns, torch.device("cpu"))
+        on_host = self.take(f"{name} on the host", rows, columns, on_host=True)
         np.concatenate([np.empty((0, columns), np.float32), *parts], out=on_host.numpy())
         if self._device.type == "cpu":
             return on_host
@@ -116,16 +123,6 @@ class Scratch:
         if self._device.type == "cpu":
             return on_host
         return self.take(name, *on_host.shape).copy_(on_host, non_blocking=True)
-
-    def _take(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < rows * columns:
-            if device.type == "cpu":
-                memory = device_of(self._device).host_memory(rows * columns)
-            else:
-                memory = torch.empty(rows * columns, device=device, dtype=torch.float32)
-            self._memory[name] = memory
-        return memory[: rows * columns].view(rows, columns)
 
 
 def apply_factors(
