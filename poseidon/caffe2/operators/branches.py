@@ -82,13 +82,11 @@ class WorkspaceStack:
 
 
 @operator("CreateScope", blobs=True, inputs=(0, 0), outputs=(1, 1))
-class CreateScope:
-    """Makes the stack of the workspaces of a `Do`, or empties it."""
-
-    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        if not isinstance(outputs[0].value, WorkspaceStack):
-            outputs[0].value = WorkspaceStack()
-        outputs[0].value.clear()
+def create_scope(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+    """Make the stack of the workspaces of a `Do`, or empty it."""
+    if not isinstance(outputs[0].value, WorkspaceStack):
+        outputs[0].value = WorkspaceStack()
+    outputs[0].value.clear()
 
 
 @operator("HasScope")

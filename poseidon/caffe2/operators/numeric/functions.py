@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -296,22 +297,16 @@ def is_member_of(x: Any, *, value: Argument, dtype: Argument | None = None) -> T
     return same.any(-1)
 
 
-@operator("Max", gradient="MaxGradient(O0, GO0, I*) -> GI*", shapes="*S, ...")
-def max_(x: Tensor, *others: Tensor) -> Tensor:
-    """Return the largest of all inputs, element by element."""
-    most = x.clone()
-    for other in others:
-        most = torch.maximum(most, other)
-    return most
+def _register_extreme(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Register the largest or the least of all inputs, element by element."""
+
+    @operator(name, gradient=f"{name}Gradient(O0, GO0, I*) -> GI*", shapes="*S, ...")
+    def extreme(x: Tensor, *others: Tensor) -> Tensor:
+        return functools.reduce(function, others, x.clone())
 
 
-@operator("Min", gradient="MinGradient(O0, GO0, I*) -> GI*", shapes="*S, ...")
-def min_(x: Tensor, *others: Tensor) -> Tensor:
-    """Return the least of all inputs, element by element."""
-    least = x.clone()
-    for other in others:
-        least = torch.minimum(least, other)
-    return least
+_register_extreme("Max", torch.maximum)
+_register_extreme("Min", torch.minimum)
 
 
 @operator("MaxGradient", "MinGradient", expected="*S, ...")

@@ -169,26 +169,20 @@ _side(front=True)
 _side(front=False)
 
 
-@operator("ColwiseMax", gradient="ColwiseMaxGradient(I0, O0, GO0) -> GI0", expected="N R C")
-def colwise_max(x: Tensor) -> Tensor:
-    """Return the largest of each column of each matrix of a batch."""
-    return x.amax(1)
+def _register_max(kind: str, axis: int, result: str, *names: str) -> None:
+    """Register the largest of an axis of each matrix of a batch; its gradient has more names."""
+
+    @operator(f"{kind}Max", gradient=f"{kind}MaxGradient(I0, O0, GO0) -> GI0", expected="N R C")
+    def largest(x: Tensor) -> Tensor:
+        return x.amax(axis)
+
+    @operator(f"{kind}MaxGradient", *names, expected=f"N R C, {result}, {result}")
+    def largest_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
+        return torch.where(x == y.unsqueeze(axis), dy.unsqueeze(axis), 0)
 
 
-@operator("ColwiseMaxGradient", "ColumnMaxGradient", expected="N R C, N C, N C")
-def colwise_max_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    return torch.where(x == y.unsqueeze(1), dy.unsqueeze(1), 0)
-
-
-@operator("RowwiseMax", gradient="RowwiseMaxGradient(I0, O0, GO0) -> GI0", expected="N R C")
-def rowwise_max(x: Tensor) -> Tensor:
-    """Return the largest of each row of each matrix of a batch."""
-    return x.amax(2)
-
-
-@operator("RowwiseMaxGradient", expected="N R C, N R, N R")
-def rowwise_max_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    return torch.where(x == y.unsqueeze(2), dy.unsqueeze(2), 0)
+_register_max("Colwise", 1, "N C", "ColumnMaxGradient")
+_register_max("Rowwise", 2, "N R")
 
 
 @operator("SumElements", gradient="SumElementsGradient(I0, GO0) -> GI0")

@@ -142,6 +142,23 @@ def _parts(keys: Tensor, count: int) -> Tensor:
     return torch.remainder(keys, count)
 
 
+def _partitioned(
+    keys: Tensor, others: Sequence[Tensor], count: int, packed: bool, lengths: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Return keys and others of each of so many parts, with the segments' lengths if given."""
+    part = _parts(keys, count)
+    ids = None if lengths is None else ids_of(lengths, len(keys))
+    _check_like_keys(keys, others)
+    firsts = torch.div(keys, count, rounding_mode="floor") if packed else keys
+    made: list[Tensor] = []
+    for number in range(count):
+        chosen = part == number
+        if lengths is not None and ids is not None:
+            made.append(torch.bincount(ids[chosen], minlength=len(lengths)).to(lengths.dtype))
+        made += [firsts[chosen], *[other[chosen] for other in others]]
+    return tuple(made)
+
+
 @operator("Partition", gradient=NO_GRADIENT)
 def partition(
     keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
@@ -154,15 +171,7 @@ def partition(
         context: its outputs are as many as inputs, for each part.
         pack_first_input: whether keys are divided by the number of parts.
     """
-    count = context.outputs // (1 + len(others))
-    part = _parts(keys, count)
-    _check_like_keys(keys, others)
-    firsts = torch.div(keys, count, rounding_mode="floor") if pack_first_input else keys
-    made: list[Tensor] = []
-    for number in range(count):
-        chosen = part == number
-        made += [firsts[chosen], *[other[chosen] for other in others]]
-    return tuple(made)
+    return _partitioned(keys, others, context.outputs // (1 + len(others)), pack_first_input)
 
 
 @operator("LengthsPartition", gradient=NO_GRADIENT, expected="M, N")
@@ -171,15 +180,7 @@ def lengths_partition(
 ) -> tuple[Any, ...]:
     """Return inputs split by their key's remainder, with each part's segments' lengths."""
     count = context.outputs // (2 + len(others))
-    part, ids = _parts(keys, count), ids_of(lengths, len(keys))
-    _check_like_keys(keys, others)
-    firsts = torch.div(keys, count, rounding_mode="floor") if pack_first_input else keys
-    made: list[Tensor] = []
-    for number in range(count):
-        chosen = part == number
-        kept = torch.bincount(ids[chosen], minlength=len(lengths)).to(lengths.dtype)
-        made += [kept, firsts[chosen], *[other[chosen] for other in others]]
-    return tuple(made)
+    return _partitioned(keys, others, count, pack_first_input, lengths)
 
 
 def _gather_by_key_rule(maker: GradientMaker) -> None:

@@ -100,30 +100,40 @@ def reduced_rows(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bo
     return total / lengths.clamp(min=1)[:, None] if mean else total
 
 
-def _register_reductions(kind: str, mean: bool) -> None:
-    @constant(f"SparseLengths{kind}Fused8BitRowwise", expected="N D, I, M")
-    def fused(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        return reduced_rows(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
+def _by_pairs(x: Tensor, indices: Tensor, pairs: Tensor) -> Tensor:
+    rows = indices.long()
+    return _restored(x[rows], pairs[rows])
 
-    @constant(f"SparseLengthsWeighted{kind}Fused8BitRowwise", expected="N D, I, I, M")
-    def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        return reduced_rows(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
 
-    @constant(f"SparseLengths{kind}8BitsRowwise", expected="N D, I, M, N 2")
-    def by_pairs(x: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor) -> Tensor:
-        rows = indices.long()
-        return reduced_rows(_restored(x[rows], pairs[rows]), None, lengths, mean)
+def _register_reductions(kind: str, name: str, rows_of: Callable[..., Tensor], *more: str) -> None:
+    """Register the sum or the mean of rows, plain and weighted.
 
-    @constant(f"SparseLengthsWeighted{kind}8BitsRowwise", expected="N D, I, I, M, N 2")
-    def by_pairs_weighted(
-        x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor
+    Args:
+        kind: Sum or Mean.
+        name: the end of the operators' names.
+        rows_of: returns the values of the rows that indices name; it gets further inputs, too.
+        more: the shapes of the further inputs.
+    """
+    mean, count = kind == "Mean", len(more)
+
+    def plain(x: Tensor, indices: Tensor, lengths: Tensor, *rest: Tensor) -> Tensor:
+        return reduced_rows(rows_of(x, indices, *rest), None, lengths, mean)
+
+    def weighted(
+        x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, *rest: Tensor
     ) -> Tensor:
-        rows = indices.long()
-        return reduced_rows(_restored(x[rows], pairs[rows]), weights, lengths, mean)
+        return reduced_rows(rows_of(x, indices, *rest), weights, lengths, mean)
+
+    shapes = ", ".join(["I, M", *more])
+    inputs = 3 + count, 3 + count
+    constant(f"SparseLengths{kind}{name}", inputs=inputs, expected=f"N D, {shapes}")(plain)
+    inputs, name = (4 + count, 4 + count), f"SparseLengthsWeighted{kind}{name}"
+    constant(name, inputs=inputs, expected=f"N D, I, {shapes}")(weighted)
 
 
-_register_reductions("Sum", mean=False)
-_register_reductions("Mean", mean=True)
+for _kind in ("Sum", "Mean"):
+    _register_reductions(_kind, "Fused8BitRowwise", gather_fused_8_bit_rowwise)
+    _register_reductions(_kind, "8BitsRowwise", _by_pairs, "N 2")
 
 
 def _numbers(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -216,20 +226,12 @@ def _register(bits: int) -> None:
     for name, form in forms.items() if bits < 8 else ():
         constant(name, expected="N D")(form)
     for kind in ("Sum", "Mean"):
-        _register_low_bit_reductions(bits, kind, gathered)
+        if bits < 8:
+            _register_reductions(kind, f"Fused{bits}BitRowwise", gathered)
+        _register_pruned(bits, kind, gathered)
 
 
-def _register_low_bit_reductions(
-    bits: int, kind: str, gathered: Callable[[Tensor, Tensor], Tensor]
-) -> None:
-    mean = kind == "Mean"
-
-    def plain(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        return reduced_rows(gathered(x, indices), None, lengths, mean)
-
-    def weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        return reduced_rows(gathered(x, indices), weights, lengths, mean)
-
+def _register_pruned(bits: int, kind: str, gathered: Callable[[Tensor, Tensor], Tensor]) -> None:
     def pruned(x: Tensor, indices: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
         """Return the fused rows' sum or mean for the indices; pruned ones are 0."""
         ones = torch.ones_like(indices, dtype=torch.float32)
@@ -243,13 +245,8 @@ def _register_low_bit_reductions(
         rows = gathered(x, found)
         made = rows.new_zeros(len(lengths), rows.shape[1])
         total = made.index_add(0, _left(kept, lengths), rows * weights[kept].float()[:, None])
-        return total / lengths.clamp(min=1)[:, None] if mean else total
+        return total / lengths.clamp(min=1)[:, None] if kind == "Mean" else total
 
-    if bits < 8:
-        constant(f"SparseLengths{kind}Fused{bits}BitRowwise", expected="N D, I, M")(plain)
-        constant(f"SparseLengthsWeighted{kind}Fused{bits}BitRowwise", expected="N D, I, I, M")(
-            weighted
-        )
     constant(f"SparseLengths{kind}{bits}BitRowwiseSparse", expected="N D, I, M, T")(pruned)
     constant(f"SparseLengthsWeighted{kind}{bits}BitRowwiseSparse", expected="N D, I, I, M, T")(
         pruned_weighted

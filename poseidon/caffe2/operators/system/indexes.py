@@ -62,22 +62,17 @@ class Index:
         return key
 
 
-@operator("IntIndexCreate", gradient=NO_GRADIENT)
-def int_index_create(*, max_elements: int = MOST) -> Index:
-    """Return an empty index of int32 keys."""
-    return Index(torch.int32, max_elements)
+def _register_create(name: str, dtype: torch.dtype | None) -> None:
+    """Register what makes an index of keys of a type, None for strings."""
+
+    @operator(name, gradient=NO_GRADIENT)
+    def create(*, max_elements: int = MOST) -> Index:
+        return Index(dtype, max_elements)
 
 
-@operator("LongIndexCreate", gradient=NO_GRADIENT)
-def long_index_create(*, max_elements: int = MOST) -> Index:
-    """Return an empty index of int64 keys."""
-    return Index(torch.int64, max_elements)
-
-
-@operator("StringIndexCreate", gradient=NO_GRADIENT)
-def string_index_create(*, max_elements: int = MOST) -> Index:
-    """Return an empty index of strings."""
-    return Index(None, max_elements)
+_register_create("IntIndexCreate", torch.int32)
+_register_create("LongIndexCreate", torch.int64)
+_register_create("StringIndexCreate", None)
 
 
 def _keys(index: Index, keys: Any) -> list[Any]:

@@ -127,47 +127,40 @@ def create_blobs_queue(
 
 
 @operator("EnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, ANY), outputs=(1, ANY))
-class EnqueueBlobs:
-    """Appends the values of blobs to a queue (first input); waits for a place.
+def enqueue_blobs(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+    """Append the values of blobs to a queue (first input); wait for a place.
 
     A closed queue is an error.
     """
-
-    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        queue = _queue(inputs[0])
-        if not queue.put(_entry_of(queue, inputs[1:])):
-            raise EnforceNotMet("The queue is closed")
-        _give(inputs[1:], outputs)
+    queue = _queue(inputs[0])
+    if not queue.put(_entry_of(queue, inputs[1:])):
+        raise EnforceNotMet("The queue is closed")
+    _give(inputs[1:], outputs)
 
 
 @operator("SafeEnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, ANY), outputs=(2, ANY))
-class SafeEnqueueBlobs:
-    """Appends as `EnqueueBlobs`; the last output tells that a closed queue took nothing."""
-
-    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        queue = _queue(inputs[0])
-        done = queue.put(_entry_of(queue, inputs[1:]))
-        _give(inputs[1:], outputs[:-1])
-        outputs[-1].value = torch.tensor(not done)
+def safe_enqueue_blobs(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+    """Append as `EnqueueBlobs`; the last output tells that a closed queue took nothing."""
+    queue = _queue(inputs[0])
+    done = queue.put(_entry_of(queue, inputs[1:]))
+    _give(inputs[1:], outputs[:-1])
+    outputs[-1].value = torch.tensor(not done)
 
 
 @operator("DequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, ANY))
-class DequeueBlobs:
-    """Takes the first entry of a queue; waits for one, `timeout_secs` at most (0: without limit).
+def dequeue_blobs(
+    inputs: Sequence[Blob], outputs: Sequence[Blob], *, timeout_secs: float = 0.0
+) -> None:
+    """Take the first entry of a queue; wait for one, `timeout_secs` at most (0: without limit).
 
     A queue that is closed and empty is an error.
     """
-
-    def __init__(self, *, timeout_secs: float = 0.0) -> None:
-        self.timeout_s = timeout_secs or None
-
-    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        queue = _queue(inputs[0])
-        _check_width(queue, len(outputs))
-        entry = queue.get(self.timeout_s)
-        if entry is None:
-            raise EnforceNotMet("The queue is closed")
-        _give([], outputs, entry)
+    queue = _queue(inputs[0])
+    _check_width(queue, len(outputs))
+    entry = queue.get(timeout_secs or None)
+    if entry is None:
+        raise EnforceNotMet("The queue is closed")
+    _give([], outputs, entry)
 
 
 @operator("SafeDequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(2, ANY))
@@ -198,11 +191,9 @@ def _joined(values: Sequence[Any]) -> Any:
 
 @operator("CloseRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 0))
 @operator("CloseBlobsQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 1))
-class CloseBlobsQueue:
-    """Closes a queue."""
-
-    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        _queue(inputs[0]).close()
+def close_blobs_queue(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+    """Close a queue."""
+    _queue(inputs[0]).close()
 
 
 @operator(
