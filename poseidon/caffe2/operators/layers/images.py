@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,7 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.input_shapes import check_tensor
-from poseidon.caffe2.operators.layers.windows import Windowed, channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import (
+    Windowed,
+    channels_last,
+    channels_second,
+    in_nchw,
+    in_order,
+)
 from poseidon.caffe2.operators.registry import Context, operator
 
 
@@ -65,9 +72,8 @@ def resize_nearest(
 ) -> Tensor:
     """Return images resized by the nearest pixel; a second input gives both scales."""
     height, width = _scales(scales, height_scale, width_scale)
-    if order == "NHWC":
-        return channels_last(_nearest(channels_second(x), height, width))
-    return _nearest(x, height, width)
+    (images,) = in_nchw(order, x)
+    return in_order(order, _nearest(images, height, width))
 
 
 @operator("ResizeNearestGradient", expected="N _ _ _, N _ _ _, 2")
@@ -179,7 +185,8 @@ class PadImage(_Padding):
     """Images with a border of a value, a reflection, or their edge; a negative one cuts."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.ordered(self.pad(*self.images(x), self.value))
+        (images,) = self.images(x)
+        return self.ordered(self.pad(images, self.value))
 
 
 @operator("PadImageGradient", expected="N C H W")
@@ -213,25 +220,23 @@ def channel_shuffle_gradient(dy: Tensor, *, group: int = 1, order: str = "NCHW")
     return _shuffled(dy, dy.shape[-1 if order == "NHWC" else 1] // group, order)
 
 
+@dataclass(kw_only=True, eq=False)
 class _Blocks:
     """Blocks of pixels as images of a larger batch, and back."""
 
-    def __init__(
-        self,
-        *,
-        block_size: int = 2,
-        pad: int = 0,
-        pad_t: int | None = None,
-        pad_l: int | None = None,
-        pad_b: int | None = None,
-        pad_r: int | None = None,
-        order: str = "NCHW",
-    ) -> None:
-        given = (pad_l, pad_r, pad_t, pad_b)
-        self.sides = [pad if side is None else side for side in given]
-        self.block = block_size
-        if order != "NCHW":
-            raise ValueError(f"blocks of images are in the order NCHW only, not {order}")
+    block_size: int = 2
+    pad: int = 0
+    pad_t: int | None = None
+    pad_l: int | None = None
+    pad_b: int | None = None
+    pad_r: int | None = None
+    order: str = "NCHW"
+
+    def __post_init__(self) -> None:
+        given = (self.pad_l, self.pad_r, self.pad_t, self.pad_b)
+        self.sides = [self.pad if side is None else side for side in given]
+        if self.order != "NCHW":
+            raise ValueError(f"blocks of images are in the order NCHW only, not {self.order}")
 
 
 @operator("SpaceToBatch", gradient="BatchToSpace(GO0) -> GI0", expected="N C H W")
@@ -239,7 +244,7 @@ class SpaceToBatch(_Blocks):
     """The pixels of one place in all blocks are an image; these follow each other in the batch."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        size = self.block
+        size = self.block_size
         padded = functional.pad(x, self.sides)
         count, channels, height, width = padded.shape
         parts = padded.reshape(count, channels, height // size, size, width // size, size)
@@ -251,7 +256,7 @@ class BatchToSpace(_Blocks):
     """The inverse of `SpaceToBatch`."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        size = self.block
+        size = self.block_size
         _, channels, height, width = x.shape
         parts = x.reshape(size, size, -1, channels, height, width)
         images = parts.permute(2, 3, 4, 0, 5, 1).reshape(-1, channels, height * size, width * size)

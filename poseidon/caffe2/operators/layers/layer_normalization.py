@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
-from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import in_nchw, in_order
 from poseidon.caffe2.operators.registry import operator
 
 
@@ -63,9 +63,9 @@ def instance_norm(
     x: Tensor, s: Tensor, b: Tensor, *, epsilon: float = 1e-5, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and 1 / deviation of each channel of each image."""
-    images = channels_second(x) if order == "NHWC" else x
+    (images,) = in_nchw(order, x)
     y, mean, inverse = _grouped(images, s, b, images.shape[1], epsilon)
-    return (channels_last(y) if order == "NHWC" else y), mean, inverse
+    return in_order(order, y), mean, inverse
 
 
 @operator("InstanceNormGradient", inputs=(4, 6), expected="N *S, C, C, N *S, N C, N C")
@@ -80,13 +80,12 @@ def instance_norm_gradient(
     epsilon: float = 1e-5,
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if order == "NHWC":
-        x, dy = channels_second(x), channels_second(dy)
+    x, dy = in_nchw(order, x, dy)
     if mean is None or inverse is None:
         found, deviation = _statistics(x.flatten(2), epsilon)
         mean, inverse = found.squeeze(-1), 1 / deviation.squeeze(-1)
     dx, ds, db = _grouped_gradients(x, s, dy, mean, inverse)
-    return (channels_last(dx) if order == "NHWC" else dx), ds, db
+    return in_order(order, dx), ds, db
 
 
 @operator(
@@ -98,11 +97,11 @@ def group_norm(
     x: Tensor, s: Tensor, b: Tensor, *, group: int = 32, epsilon: float = 1e-5, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and 1 / deviation of each group of channels of each image."""
-    images = channels_second(x) if order == "NHWC" else x
+    (images,) = in_nchw(order, x)
     if images.shape[1] % group:
         raise ValueError(f"{images.shape[1]} channels do not make {group} groups")
     y, mean, inverse = _grouped(images, s, b, group, epsilon)
-    return (channels_last(y) if order == "NHWC" else y), mean, inverse
+    return in_order(order, y), mean, inverse
 
 
 @operator("GroupNormGradient", expected="N *S, N *S, C, C, N G, N G")
@@ -116,10 +115,9 @@ def group_norm_gradient(
     *,
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if order == "NHWC":
-        x, dy = channels_second(x), channels_second(dy)
+    x, dy = in_nchw(order, x, dy)
     dx, ds, db = _grouped_gradients(x, s, dy, mean, inverse)
-    return (channels_last(dx) if order == "NHWC" else dx), ds, db
+    return in_order(order, dx), ds, db
 
 
 def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import in_nchw, in_order
 from poseidon.caffe2.operators.registry import Context, operator
 
 
@@ -33,6 +35,7 @@ def _batch_rule(maker: GradientMaker) -> None:
     outputs=(1, 5),
     shapes="N C *S, C, C, C, C, C, C",
 )
+@dataclass(kw_only=True, eq=False)
 class SpatialBN:
     """Batch normalization by channel.
 
@@ -42,24 +45,17 @@ class SpatialBN:
     are inputs.
     """
 
-    def __init__(
-        self,
-        *,
-        context: Context,
-        is_test: bool,
-        epsilon: float = 1e-5,
-        momentum: float = 0.9,
-        num_batches: int = 1,
-        order: str = "NCHW",
-    ) -> None:
-        definition = context.definition
-        self.test = is_test
-        self.epsilon = epsilon
-        self.momentum = momentum
-        self.batches = num_batches
-        self.last = order == "NHWC"
+    context: Context
+    is_test: bool
+    epsilon: float = 1e-5
+    momentum: float = 0.9
+    num_batches: int = 1
+    order: str = "NCHW"
+
+    def __post_init__(self) -> None:
+        definition = self.context.definition
         same = list(definition.output[1:3]) == list(definition.input[3:5])
-        self.in_place = same and context.device.type != "meta"
+        self.in_place = same and self.context.device.type != "meta"
 
     def __call__(
         self,
@@ -72,10 +68,10 @@ class SpatialBN:
         squares: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return y and in training the running mean and variance and the saved statistics."""
-        x = channels_second(x) if self.last else x
-        if self.test:
+        (x,) = in_nchw(self.order, x)
+        if self.is_test:
             y = torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, self.epsilon, True)
-            return (channels_last(y) if self.last else y,)
+            return (in_order(self.order, y),)
         if not self.in_place:
             mean, variance = mean.clone(), variance.clone()
         if x.numel() == 0:
@@ -86,7 +82,7 @@ class SpatialBN:
             y, saved, inverse = torch.native_batch_norm(
                 x, scale, bias, mean, variance, True, 1 - self.momentum, self.epsilon
             )
-        return (channels_last(y) if self.last else y), mean, variance, saved, inverse
+        return in_order(self.order, y), mean, variance, saved, inverse
 
     def _joined(
         self,
@@ -99,7 +95,7 @@ class SpatialBN:
         squares: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Normalize with sums over all batches."""
-        count = self.batches * x.numel() // max(x.shape[1], 1)
+        count = self.num_batches * x.numel() // max(x.shape[1], 1)
         saved = sums / count
         spread = squares / count - saved * saved
         inverse = (spread + self.epsilon).rsqrt()
@@ -112,21 +108,14 @@ class SpatialBN:
 
 
 @operator("SpatialBNGradient", inputs=(5, 7), shapes="N C *S, C, N C *S, C, C, C, C")
+@dataclass(kw_only=True, eq=False)
 class SpatialBNGradient:
     """The gradients of `SpatialBN`: of x, scale and bias."""
 
-    def __init__(
-        self,
-        *,
-        is_test: bool = False,
-        epsilon: float = 1e-5,
-        num_batches: int = 1,
-        order: str = "NCHW",
-    ) -> None:
-        self.test = is_test
-        self.epsilon = epsilon
-        self.batches = num_batches
-        self.last = order == "NHWC"
+    is_test: bool = False
+    epsilon: float = 1e-5
+    num_batches: int = 1
+    order: str = "NCHW"
 
     def __call__(
         self,
@@ -139,14 +128,13 @@ class SpatialBNGradient:
         db: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients; in a test `inverse` is the variance, of batches ds, db are sums."""
-        if self.last:
-            x, dy = channels_second(x), channels_second(dy)
+        x, dy = in_nchw(self.order, x, dy)
         if x.numel() == 0:
             dx, ds, db = torch.zeros_like(x), torch.zeros_like(scale), torch.zeros_like(scale)
-        elif self.test:
+        elif self.is_test:
             dx, ds, db = self._fixed(x, scale, dy, mean, inverse)
         elif ds is not None and db is not None:
-            ds, db = ds / self.batches, db / self.batches
+            ds, db = ds / self.num_batches, db / self.num_batches
             count = x.numel() // max(x.shape[1], 1)
             centred = (x - by_channel(mean, x)) * by_channel(inverse, x)
             rest = (by_channel(db, x) + centred * by_channel(ds, x)) / count
@@ -155,7 +143,7 @@ class SpatialBNGradient:
             dx, ds, db = torch.ops.aten.native_batch_norm_backward(
                 dy, x, scale, None, None, mean, inverse, True, self.epsilon, [True, True, True]
             )
-        return (channels_last(dx) if self.last else dx), ds, db
+        return in_order(self.order, dx), ds, db
 
     def _fixed(
         self, x: Tensor, scale: Tensor, dy: Tensor, mean: Tensor, variance: Tensor
@@ -169,7 +157,7 @@ class SpatialBNGradient:
 @operator("ChannelStats")
 def channel_stats(x: Tensor, *, order: str = "NCHW") -> tuple[Tensor, Tensor]:
     """Return the sum and the sum of squares of each channel."""
-    x = channels_second(x) if order == "NHWC" else x
+    (x,) = in_nchw(order, x)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     return x.sum(axes), (x * x).sum(axes)
 
@@ -179,8 +167,7 @@ def channel_backprop_stats(
     x: Tensor, mean: Tensor, inverse: Tensor, dy: Tensor, *, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of scale and bias of one batch."""
-    if order == "NHWC":
-        x, dy = channels_second(x), channels_second(dy)
+    x, dy = in_nchw(order, x, dy)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     centred = (x - by_channel(mean, x)) * by_channel(inverse, x)
     return (dy * centred).sum(axes), dy.sum(axes)
@@ -205,10 +192,10 @@ def lrn(
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor]:
     """Return x / scale^beta, and scale = bias + alpha / size * near channels' sum of squares."""
-    images = channels_second(x) if order == "NHWC" else x
+    (images,) = in_nchw(order, x)
     scale = bias + alpha / size * _adjacent_channels(images * images, size)
     y = images * scale**-beta
-    return (channels_last(y), channels_last(scale)) if order == "NHWC" else (y, scale)
+    return in_order(order, y), in_order(order, scale)
 
 
 @operator("LRNGradient", expected="N C *S, N C *S, N C *S")
@@ -223,8 +210,7 @@ def lrn_gradient(
     bias: float = 1.0,
     order: str = "NCHW",
 ) -> Tensor:
-    if order == "NHWC":
-        x, y, dy = channels_second(x), channels_second(y), channels_second(dy)
+    x, y, dy = in_nchw(order, x, y, dy)
     scale = bias + alpha / size * _adjacent_channels(x * x, size)
     dx = dy * scale**-beta - 2 * alpha * beta / size * x * _adjacent_channels(dy * y / scale, size)
-    return channels_last(dx) if order == "NHWC" else dx
+    return in_order(order, dx)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import in_nchw, in_order
 from poseidon.caffe2.operators.registry import operator
 
 LARGEST_CHANGE = math.log(1000 / 16)
@@ -178,36 +179,28 @@ def _weights(first: Tensor, length: Tensor, parts: int, size: int, ratio: int) -
     return share.sum(2) / count[:, None, None]
 
 
+@dataclass(kw_only=True, eq=False)
 class _Align:
     """What `RoIAlign` and its gradient share: the weights of the rows and columns of each part."""
 
-    def __init__(
-        self,
-        *,
-        spatial_scale: float = 1.0,
-        pooled_h: int = 1,
-        pooled_w: int = 1,
-        sampling_ratio: int = -1,
-        aligned: bool = False,
-        order: str = "NCHW",
-    ) -> None:
-        self.scale = spatial_scale
-        self.parts = pooled_h, pooled_w
-        self.ratio = sampling_ratio
-        self.aligned = aligned
-        self.last = order == "NHWC"
+    spatial_scale: float = 1.0
+    pooled_h: int = 1
+    pooled_w: int = 1
+    sampling_ratio: int = -1
+    aligned: bool = False
+    order: str = "NCHW"
 
     def weights(self, x: Tensor, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the image of each region, and the weights of rows and columns."""
         image, corners = _boxes(regions)
-        x1, y1, x2, y2 = (corners * self.scale - (0.5 if self.aligned else 0.0)).unbind(1)
+        x1, y1, x2, y2 = (corners * self.spatial_scale - (0.5 if self.aligned else 0.0)).unbind(1)
         lengths = [y2 - y1, x2 - x1]
         if not self.aligned:
             lengths = [length.clamp(min=1) for length in lengths]
         found = [
-            _weights(first, length, parts, size, self.ratio)
+            _weights(first, length, parts, size, self.sampling_ratio)
             for first, length, parts, size in zip(
-                (y1, x1), lengths, self.parts, x.shape[2:], strict=True
+                (y1, x1), lengths, (self.pooled_h, self.pooled_w), x.shape[2:], strict=True
             )
         ]
         return image, found[0], found[1]
@@ -224,13 +217,13 @@ class RoIAlign(_Align):
             x: images.
             regions: rows of image, x1, y1, x2, y2; without the image it is the first.
         """
-        x = channels_second(x) if self.last else x
+        (x,) = in_nchw(self.order, x)
         if x.is_meta:
-            y = x.new_empty(len(regions), x.shape[1], *self.parts)
+            y = x.new_empty(len(regions), x.shape[1], self.pooled_h, self.pooled_w)
         else:
             image, rows, columns = self.weights(x, regions)
             y = torch.einsum("rph,rchw,rqw->rcpq", rows, x[image], columns)
-        return channels_last(y) if self.last else y
+        return in_order(self.order, y)
 
 
 @operator("RoIAlignGradient", expected="N _ _ _, R _, R _ _ _")
@@ -238,12 +231,11 @@ class RoIAlignGradient(_Align):
     """The gradient of `RoIAlign`."""
 
     def __call__(self, x: Tensor, regions: Tensor, dy: Tensor) -> Tensor:
-        if self.last:
-            x, dy = channels_second(x), channels_second(dy)
+        x, dy = in_nchw(self.order, x, dy)
         image, rows, columns = self.weights(x, regions)
         found = torch.einsum("rph,rcpq,rqw->rchw", rows, dy, columns)
         dx = torch.zeros_like(x).index_add(0, image, found)
-        return channels_last(dx) if self.last else dx
+        return in_order(self.order, dx)
 
 
 def moved_boxes(boxes: Tensor, deltas: Tensor, one: float) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
-from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import in_nchw, in_order
 from poseidon.caffe2.operators.numeric.products import matrix
 from poseidon.caffe2.operators.registry import operator
 
@@ -144,14 +144,14 @@ def spatial_softmax_with_loss(
 
     The argument `scale` multiplies the gradient only, as in Caffe2 on the CPU.
     """
-    images = channels_second(x) if order == "NHWC" else x
+    (images,) = in_nchw(order, x)
     logarithms = torch.log_softmax(images, 1)
     counted = labels >= 0
     losses = -logarithms.gather(1, labels.clamp(min=0).long().unsqueeze(1)).squeeze(1)
     importance = counted.to(x.dtype) if weights is None else weights.reshape(labels.shape) * counted
     loss = (losses * importance).sum() / _divisor(importance, False)
     softmax = logarithms.exp()
-    return (channels_last(softmax) if order == "NHWC" else softmax), loss
+    return in_order(order, softmax), loss
 
 
 @operator("SpatialSoftmaxWithLossGradient", expected="N C *S, N *S")
@@ -163,14 +163,14 @@ def spatial_softmax_with_loss_gradient(
     check_tensor("the softmax", softmax, tuple(x.shape))
     for value in weights:
         check_count("the input of the weights", value, labels.numel())
-    images = channels_second(softmax) if order == "NHWC" else softmax
+    (images,) = in_nchw(order, softmax)
     counted = labels >= 0
     importance = weights[0].reshape(labels.shape) * counted if weights else counted.to(x.dtype)
     picked = labels.clamp(min=0).long().unsqueeze(1)
     dx = images.scatter_add(1, picked, images.new_full(picked.shape, -1.0))
     factor = dy.reshape(()) * scale / _divisor(importance, False)
     dx = dx * (importance * factor).unsqueeze(1)
-    return channels_last(dx) if order == "NHWC" else dx
+    return in_order(order, dx)
 
 
 @operator("CrossEntropy", gradient="CrossEntropyGradient(I0, I1, GO0) -> GI0", shapes="N D, N D")

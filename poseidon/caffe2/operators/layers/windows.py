@@ -220,6 +220,16 @@ def channels_last(x: Tensor) -> Tensor:
     return x.movedim(1, -1)
 
 
+def in_nchw(order: str, *images: Tensor) -> list[Tensor]:
+    """Return views of images of an order in the order NCHW."""
+    return [channels_second(x) if order == "NHWC" else x for x in images]
+
+
+def in_order(order: str, y: Tensor) -> Tensor:
+    """Return a view of NCHW images in an order."""
+    return channels_last(y) if order == "NHWC" else y
+
+
 class Windowed:
     """An operator over windows of images, which computes in the order NCHW."""
 

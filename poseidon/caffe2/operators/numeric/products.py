@@ -10,7 +10,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.layers.normalization import by_channel
-from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
+from poseidon.caffe2.operators.layers.windows import in_nchw, in_order
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.errors import counted
 
@@ -176,16 +176,15 @@ def affine_channel_gradient(
     is_learnable: bool = False,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of x and of learned s and b; else the second input is s."""
-    images = channels_second(dy) if order == "NHWC" else dy
+    (images,) = in_nchw(order, dy)
     factor = x if s is None else s
     check_count("the scale", factor, images.shape[1])
-    dx = images * by_channel(factor, images)
-    dx = channels_last(dx) if order == "NHWC" else dx
+    dx = in_order(order, images * by_channel(factor, images))
     if s is None or not is_learnable:
         return (dx,)
     check_tensor("x", x, tuple(dy.shape))
     axes = [axis for axis in range(images.dim()) if axis != 1]
-    given = channels_second(x) if order == "NHWC" else x
+    (given,) = in_nchw(order, x)
     return dx, (images * given).sum(axes), images.sum(axes)
 
 
