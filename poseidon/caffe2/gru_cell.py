@@ -59,16 +59,7 @@ class GRUCell(_Gated):
             output = net.Sum([output, of_output], "output_gate_t")
         update = net.Sum([update, of_update], "update_gate_t")
         gates, _ = net.Concat([reset, update, output], ["gates_t", "_gates_t_concat_dims"], axis=2)
-        lengths = [] if seq_lengths is None else [seq_lengths]
-        made = net.GRUUnit(
-            [hidden, gates, *lengths, timestep],
-            ["hidden_state"],
-            forget_bias=self.forget_bias,
-            drop_states=self.drop_states,
-            sequence_lengths=seq_lengths is not None,
-        )
-        net.AddExternalOutputs(made)
-        return (made,)
+        return self._unit(net.GRUUnit, [hidden, gates], seq_lengths, timestep)
 
 
 GRU = functools.partial(_LSTM, GRUCell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -57,28 +58,11 @@ def _plain(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op(PLAIN[op.definition.type], inputs[0].name)]
 
 
-@OPERATORS.emits("Sqr", "Cube")
-def _powers(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    x = inputs[0].name
-    square = graph.op("Mul", x, x)
-    return [square if op.definition.type == "Sqr" else graph.op("Mul", square, x)]
-
-
-@OPERATORS.emits("Rsqrt", "RSqrt")
-def _rsqrt(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [graph.op("Reciprocal", graph.op("Sqrt", inputs[0].name))]
-
-
 @OPERATORS.emits("Cbrt")
 def _cbrt(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     (x,) = inputs
     root = graph.op("Pow", graph.op("Abs", x.name), number(graph, 1 / 3, x))
     return [graph.op("Mul", graph.op("Sign", x.name), root)]
-
-
-@OPERATORS.emits("Log1p")
-def _log1p(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [graph.op("Log", graph.op("Add", inputs[0].name, number(graph, 1, inputs[0])))]
 
 
 @OPERATORS.emits("Logit")
@@ -96,37 +80,6 @@ def _limited(graph: Graph, x: GraphBlob, low: float | None, high: float | None) 
     return value if low is None else graph.op("Max", value, number(graph, low, x))
 
 
-@OPERATORS.emits("Clip")
-def _clip(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [_limited(graph, inputs[0], op["min"], op["max"])]
-
-
-@OPERATORS.emits("ReluN")
-def _relu_n(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [_limited(graph, inputs[0], 0.0, op["n"])]
-
-
-@OPERATORS.emits("Scale")
-def _scale(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [graph.op("Mul", inputs[0].name, number(graph, op["scale"], inputs[0]))]
-
-
-@OPERATORS.emits("LeakyRelu", "Elu", "ThresholdedRelu")
-def _with_alpha(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [graph.op(op.definition.type, inputs[0].name, alpha=float(op["alpha"]))]
-
-
-@OPERATORS.emits("Selu")
-def _selu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    return [graph.op("Selu", inputs[0].name, alpha=float(op["alpha"]), gamma=float(op["scale"]))]
-
-
-@OPERATORS.emits("HardSigmoid")
-def _hard_sigmoid(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    alpha, beta = float(op["alpha"]), float(op["beta"])
-    return [graph.op("HardSigmoid", inputs[0].name, alpha=alpha, beta=beta)]
-
-
 @OPERATORS.emits("PRelu")
 def _prelu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, slope = inputs
@@ -135,6 +88,52 @@ def _prelu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     if op["order"] == "NHWC":
         return [graph.op("PRelu", x.name, slope.name)]
     return [graph.op("PRelu", x.name, graph.reshape(slope.name, [-1, *[1] * (len(x.shape) - 2)]))]
+
+
+def _square(graph: Graph, op: Op, x: GraphBlob) -> str:
+    return graph.op("Mul", x.name, x.name)
+
+
+def _root(graph: Graph, op: Op, x: GraphBlob) -> str:
+    return graph.op("Reciprocal", graph.op("Sqrt", x.name))
+
+
+def _with_alpha(graph: Graph, op: Op, x: GraphBlob) -> str:
+    return graph.op(op.definition.type, x.name, alpha=float(op["alpha"]))
+
+
+ONE: dict[str, Callable[[Graph, Op, GraphBlob], str]] = {
+    "Sqr": _square,
+    "Cube": lambda graph, op, x: graph.op("Mul", _square(graph, op, x), x.name),
+    "Rsqrt": _root,
+    "RSqrt": _root,
+    "Log1p": lambda graph, op, x: graph.op("Log", graph.op("Add", x.name, number(graph, 1, x))),
+    "Clip": lambda graph, op, x: _limited(graph, x, op["min"], op["max"]),
+    "ReluN": lambda graph, op, x: _limited(graph, x, 0.0, op["n"]),
+    "Scale": lambda graph, op, x: graph.op("Mul", x.name, number(graph, op["scale"], x)),
+    "LeakyRelu": _with_alpha,
+    "Elu": _with_alpha,
+    "ThresholdedRelu": _with_alpha,
+    "Selu": lambda graph, op, x: graph.op(
+        "Selu", x.name, alpha=float(op["alpha"]), gamma=float(op["scale"])
+    ),
+    "HardSigmoid": lambda graph, op, x: graph.op(
+        "HardSigmoid", x.name, alpha=float(op["alpha"]), beta=float(op["beta"])
+    ),
+    "Swish": lambda graph, op, x: graph.op("Mul", x.name, graph.op("Sigmoid", x.name)),
+    "ReplaceNaN": lambda graph, op, x: graph.op(
+        "Where", graph.op("IsNaN", x.name), number(graph, op["value"], x), x.name
+    ),
+    "Mod": lambda graph, op, x: graph.op(  # fmod has the sign of x
+        "Mod", x.name, number(graph, op["divisor"], x), fmod=int(not op["sign_follow_divisor"])
+    ),
+}
+"""Operators of one input, by what they are in ONNX."""
+
+
+@OPERATORS.emits(*ONE)
+def _one(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
+    return [ONE[op.definition.type](graph, op, inputs[0])]
 
 
 @OPERATORS.emits("Gelu")
@@ -149,24 +148,12 @@ def _gelu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     return [graph.op("Mul", scaled(graph, x, 0.5), graph.op("Add", share, graph.floats(1.0)))]
 
 
-@OPERATORS.emits("Swish")
-def _swish(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    x = inputs[0].name
-    return [graph.op("Mul", x, graph.op("Sigmoid", x))]
-
-
 @OPERATORS.emits("Glu")
 def _glu(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
     x, axis = inputs[0], op["dim"] % len(inputs[0].shape)
     half = x.shape[axis] // 2
     first, second = (graph.slice(x.name, axis, at, at + half) for at in (0, half))
     return [graph.op("Mul", first, graph.op("Sigmoid", second))]
-
-
-@OPERATORS.emits("ReplaceNaN")
-def _replace_nan(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    x = inputs[0]
-    return [graph.op("Where", graph.op("IsNaN", x.name), number(graph, op["value"], x), x.name)]
 
 
 @OPERATORS.emits("Dropout")
@@ -183,12 +170,6 @@ def _cast(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
         to = op["to"]
         dtype = str(TORCH_OF[data_type(to.s if to.HasField("s") else to.i)]).removeprefix("torch.")
     return [cast(graph, inputs[0].name, dtype)]
-
-
-@OPERATORS.emits("Mod")
-def _mod(graph: Graph, op: Op, inputs: Blobs, outputs: Blobs) -> Names:
-    sign = 0 if op["sign_follow_divisor"] else 1  # fmod has the sign of x
-    return [graph.op("Mod", inputs[0].name, number(graph, op["divisor"], inputs[0]), fmod=sign)]
 
 
 def aligned(graph: Graph, op: Op, a: GraphBlob, b: GraphBlob) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from poseidon.caffe2 import brew, core, recurrent, utils
@@ -139,21 +139,11 @@ class RNNCell:
         extra_inputs: Extra = None,
     ) -> Any:
         """Add a step in the scope of the cell; the blobs given keep the scope outside."""
-        given = self._rectified(input_t, seq_lengths, states, timestep, extra_inputs)
+        more = [(rectified(blob), size) for blob, size in extra_inputs] if extra_inputs else None
+        before = [rectified(state) for state in states]
+        blob, lengths, step = map(rectified, (input_t, seq_lengths, timestep))
         with core.NameScope(self.name or ""):
-            return self.apply_override(model, *given)
-
-    def _rectified(
-        self, input_t: Any, seq_lengths: Any, states: Sequence[Any], timestep: Any, extra: Extra
-    ) -> tuple[Any, ...]:
-        more = [(rectified(blob), size) for blob, size in extra] if extra else None
-        return (
-            rectified(input_t),
-            rectified(seq_lengths),
-            [rectified(state) for state in states],
-            rectified(timestep),
-            more,
-        )
+            return self.apply_override(model, blob, lengths, before, step, more)
 
     def apply_override(
         self,
@@ -250,6 +240,21 @@ class _Gated(RNNCell):
     def _fc(self, model: Any, blob: Any, name: str, size_in: int, size_out: int) -> Any:
         return brew.fc(model, blob, name, dim_in=size_in, dim_out=size_out, axis=2)
 
+    def _unit(
+        self, operator: Callable[..., Any], inputs: list[Any], seq_lengths: Any, timestep: Any
+    ) -> tuple[Any, ...]:
+        """Add the operator that makes the states after a step from those before and the gates."""
+        made = operator(
+            [*inputs, *([] if seq_lengths is None else [seq_lengths]), timestep],
+            ["hidden_state", "cell_state"][: len(inputs) - 1],
+            forget_bias=self.forget_bias,
+            drop_states=self.drop_states,
+            sequence_lengths=seq_lengths is not None,
+        )
+        states = tuple(core.output_to_list(made))
+        states[0].Net().AddExternalOutputs(*states)
+        return states
+
     def get_input_params(self) -> dict[str, str]:
         return {"weights": f"{self.scope('i2h')}_w", "biases": f"{self.scope('i2h')}_b"}
 
@@ -331,15 +336,7 @@ class LSTMCell(_Gated):
             gates, _, _ = brew.layer_norm(
                 model, gates, "gates_t_norm", dim_in=self.gates_size, axis=-1
             )
-        lengths = [] if seq_lengths is None else [seq_lengths]
-        made = model.net.LSTMUnit(
-            [hidden, cell, gates, *lengths, timestep],
-            ["hidden_state", "cell_state"],
-            forget_bias=self.forget_bias,
-            drop_states=self.drop_states,
-            sequence_lengths=seq_lengths is not None,
-        )
-        model.net.AddExternalOutputs(*made)
+        made = self._unit(model.net.LSTMUnit, [hidden, cell, gates], seq_lengths, timestep)
         if self.memory_optimization and not self.norm:
             self.recompute_blobs = [gates]
         return made

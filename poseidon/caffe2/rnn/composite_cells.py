@@ -140,7 +140,7 @@ class MultiRNNCell(RNNCell):
         assert place == len(states)
         return parts
 
-    def _apply(
+    def apply_override(
         self,
         model: Any,
         input_t: Any,
@@ -149,16 +149,13 @@ class MultiRNNCell(RNNCell):
         timestep: Any,
         extra_inputs: Extra = None,
     ) -> Any:
-        blob, lengths, given, step, extra = self._rectified(
-            input_t, seq_lengths, states, timestep, extra_inputs
-        )
         after: list[Any] = []
-        for index, (cell, own) in enumerate(zip(self.cells, self._split(given), strict=True)):
-            with core.NameScope(self.name or ""), core.NameScope(f"layer_{index}"):
+        blob = input_t
+        for index, (cell, own) in enumerate(zip(self.cells, self._split(states), strict=True)):
+            with core.NameScope(f"layer_{index}"):
                 prepared = cell.prepare_input(model, blob) if index else blob
-                made = cell._apply(
-                    model, prepared, lengths, own, step, extra_inputs=None if index else extra
-                )
+                more = None if index else extra_inputs
+                made = cell._apply(model, prepared, seq_lengths, own, timestep, more)
                 after.extend(made)
                 if index == len(self.cells) - 1:
                     break
