@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from poseidon.caffe2 import context, core
@@ -90,28 +91,21 @@ class UploadTaskGroupBuilder:
         raise NotImplementedError
 
 
+@dataclass(eq=False)
 class JobRunner:
-    """Runs a job in a session: what comes first, epochs, what comes behind."""
+    """Runs a job in a session: what comes first, epochs, what comes behind.
 
-    def __init__(
-        self,
-        job: Job,
-        checkpoint_manager: Any = None,
-        resume_from_epoch: int | None = None,
-        upload_task_group_builder: UploadTaskGroupBuilder | None = None,
-    ) -> None:
-        """Describe a run.
+    Args:
+        job: the job.
+        checkpoint_manager: saves blobs before the first and behind each epoch; None for none.
+        resume_from_epoch: the epoch whose checkpoint is loaded; `init_group` then does not run.
+        upload_task_group_builder: makes the tasks that copy the last checkpoint.
+    """
 
-        Args:
-            job: the job.
-            checkpoint_manager: saves blobs before the first and behind each epoch; None for none.
-            resume_from_epoch: the epoch whose checkpoint is loaded; `init_group` then does not run.
-            upload_task_group_builder: makes the tasks that copy the last checkpoint.
-        """
-        self.job = job
-        self.checkpoint_manager = checkpoint_manager
-        self.resume_from_epoch = resume_from_epoch
-        self.upload_task_group_builder = upload_task_group_builder
+    job: Job
+    checkpoint_manager: Any = None
+    resume_from_epoch: int | None = None
+    upload_task_group_builder: UploadTaskGroupBuilder | None = None
 
     def train(self, session: Any) -> int:
         """Run the job; return the number of its last epoch.

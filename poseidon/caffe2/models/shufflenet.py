@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from poseidon.caffe2 import brew
 
 SCALE_CHANNELS = {
-    "0.5x": [24, 48, 96, 192, 1024],
-    "1.0x": [24, 116, 232, 464, 1024],
-    "1.5x": [24, 176, 352, 704, 1024],
-    "2.0x": [24, 244, 488, 976, 2048],
+    "0.5x": (24, 48, 96, 192, 1024),
+    "1.0x": (24, 116, 232, 464, 1024),
+    "1.5x": (24, 176, 352, 704, 1024),
+    "2.0x": (24, 244, 488, 976, 2048),
 }
 """The channels of the first convolution, of the three stages and of the last
 convolution, by the size of the network.
 """
-STRIDE_1_REPEAT = [3, 7, 3]
-STRIDE_2_REPEAT = [1, 1, 1]
+STRIDE_1_REPEAT = (3, 7, 3)
+STRIDE_2_REPEAT = (1, 1, 1)
 EPSILON = 1e-3
 
 
+@dataclass(eq=False)
 class ShuffleNetV2Builder:
     """Adds ShuffleNet V2 to a model.
 
@@ -37,31 +39,17 @@ class ShuffleNetV2Builder:
         use_bn: whether there is batch normalization.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        data: Any,
-        num_input_channels: int,
-        num_labels: int,
-        num_groups: int = 2,
-        output_channels: Sequence[int] = SCALE_CHANNELS["1.0x"],
-        stride_1_repeat_times: Sequence[int] = STRIDE_1_REPEAT,
-        stride_2_repeat_times: Sequence[int] = STRIDE_2_REPEAT,
-        is_test: bool = False,
-        detection: bool = False,
-        use_bn: bool = True,
-    ) -> None:
-        self.model = model
-        self.data = data
-        self.num_input_channels = num_input_channels
-        self.num_labels = num_labels
-        self.num_groups = num_groups
-        self.output_channels = output_channels
-        self.stride_1_repeat_times = stride_1_repeat_times
-        self.stride_2_repeat_times = stride_2_repeat_times
-        self.is_test = is_test
-        self.detection = detection
-        self.use_bn = use_bn
+    model: Any
+    data: Any
+    num_input_channels: int
+    num_labels: int
+    num_groups: int = 2
+    output_channels: Sequence[int] = SCALE_CHANNELS["1.0x"]
+    stride_1_repeat_times: Sequence[int] = STRIDE_1_REPEAT
+    stride_2_repeat_times: Sequence[int] = STRIDE_2_REPEAT
+    is_test: bool = False
+    detection: bool = False
+    use_bn: bool = True
 
     def create(self) -> tuple[Any, int]:
         """Add the network; return the scores and their number. The last pooling is global."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from poseidon.caffe.export.graph import onnx_module
-from poseidon.caffe2.onnx.nodes import Node, NoForm, converts
+from poseidon.caffe2.onnx.nodes import CONVERTERS, Node, NoForm, converts
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto
 
 
@@ -36,16 +36,6 @@ def _reshape(node: Node) -> None:
         node.emit("Reshape", node.inputs, [node.outputs[0], node.rest()])
 
 
-@converts("Flatten")
-def _flatten(node: Node) -> None:
-    node.emit("Flatten", axis=node.axis(1))
-
-
-@converts("Transpose")
-def _transpose(node: Node) -> None:
-    node.emit("Transpose", axes=node.get("perm"))
-
-
 @converts("Squeeze", "Unsqueeze")
 def _squeeze(node: Node) -> None:
     axes = node.setting("axes", 1)
@@ -59,11 +49,6 @@ def _squeeze(node: Node) -> None:
         return
     kind = "Squeeze" if node.kind == "Squeeze" else "ExpandDims"
     node.emit(kind, node.inputs[:1], dims=sorted(axes))
-
-
-@converts("Concat")
-def _concat(node: Node) -> None:
-    node.emit("Concat", node.inputs, [node.outputs[0], node.rest()], axis=node.axis(1))
 
 
 @converts("Split")
@@ -122,11 +107,6 @@ def _depth(node: Node) -> None:
     node.emit("Reshape", outputs=[parts, node.rest()], shape=inner)
     moved = node.step("Transpose", [parts], axes=order)
     node.emit("Reshape", [moved], [node.outputs[0], node.rest()], shape=outer)
-
-
-@converts("Gather")
-def _gather(node: Node) -> None:
-    node.emit("Gather", axis=node.axis(0), wrap_indices=1)
 
 
 @converts("ConstantOfShape")
@@ -192,9 +172,22 @@ def _windows(node: Node) -> dict[str, Any]:
     return given
 
 
-@converts("Conv")
-def _conv(node: Node) -> None:
-    node.emit("Conv", group=node.get("group"), **_windows(node))
+CONVERTERS.update(
+    {
+        "Flatten": lambda node: node.emit("Flatten", axis=node.axis(1)),
+        "Transpose": lambda node: node.emit("Transpose", axes=node.get("perm")),
+        "Concat": lambda node: node.emit(
+            "Concat", node.inputs, [node.outputs[0], node.rest()], axis=node.axis(1)
+        ),
+        "Gather": lambda node: node.emit("Gather", axis=node.axis(0), wrap_indices=1),
+        "Conv": lambda node: node.emit("Conv", group=node.get("group"), **_windows(node)),
+        "GlobalAveragePool": lambda node: node.emit("AveragePool", global_pooling=1),
+        "GlobalMaxPool": lambda node: node.emit("MaxPool", global_pooling=1),
+        "InstanceNormalization": lambda node: node.emit(
+            "InstanceNorm", epsilon=float(node.get("epsilon", 1e-5))
+        ),
+    }
+)
 
 
 @converts("ConvTranspose")
@@ -221,11 +214,6 @@ def _pool(node: Node) -> None:
     elif node.kind == "LpPool":
         windows["p"] = float(node.get("p", 2))
     node.emit(node.kind, **windows)
-
-
-@converts("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(node: Node) -> None:
-    node.emit(node.kind.removeprefix("Global"), global_pooling=1)
 
 
 @converts("Upsample", "Resize")
@@ -280,11 +268,6 @@ def _scale(size: int, extent: int) -> float:
 def _batch_normalization(node: Node) -> None:
     node.allow(spatial=1, training_mode=0)
     node.emit("SpatialBN", node.inputs[:5], is_test=1, epsilon=float(node.get("epsilon", 1e-5)))
-
-
-@converts("InstanceNormalization")
-def _instance_normalization(node: Node) -> None:
-    node.emit("InstanceNorm", epsilon=float(node.get("epsilon", 1e-5)))
 
 
 @converts("LayerNormalization")

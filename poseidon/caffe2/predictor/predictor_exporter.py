@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from poseidon.caffe2 import core, scope, workspace
 from poseidon.caffe2.predictor import predictor_py_utils
@@ -11,19 +12,11 @@ from poseidon.caffe2.predictor import predictor_py_utils as utils
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2, metanet_pb2
 
-
-class _Fields(NamedTuple):
-    predict_net: Any
-    parameters: list[str]
-    inputs: list[str]
-    outputs: list[str]
-    shapes: Mapping[str, Any]
-    name: str
-    extra_init_net: Any
-    global_init_net: Any
-    net_type: str | None
-    num_workers: int | None
-    trainer_prefix: str | None
+_Fields = namedtuple(
+    "_Fields",
+    "predict_net parameters inputs outputs shapes name extra_init_net global_init_net net_type "
+    "num_workers trainer_prefix",
+)
 
 
 class PredictorExportMeta(_Fields):
@@ -72,19 +65,9 @@ class PredictorExportMeta(_Fields):
         assert isinstance(predict_net, (caffe2_pb2.NetDef, caffe2_pb2.PlanDef)), (
             f"predict_net must be a net or a plan, not {type(predict_net).__name__}"
         )
+        rest = (extra_init_net, global_init_net, net_type, num_workers, trainer_prefix)
         return super().__new__(
-            cls,
-            predict_net,
-            parameters,
-            inputs,
-            outputs,
-            shapes or {},
-            name,
-            extra_init_net,
-            global_init_net,
-            net_type,
-            num_workers,
-            trainer_prefix,
+            cls, predict_net, parameters, inputs, outputs, shapes or {}, name, *rest
         )
 
     def inputs_name(self) -> str:
