@@ -169,52 +169,40 @@ for _kind in ("Sum", "Mean", "Max", "LogSumExp", "LogMeanExp"):
     _register_range(_kind)
 
 
-def _register_lengths(kind: str) -> None:
-    gradient = f"LengthsIndicesInGradient{kind}Gradient(GO0, I1, I0) -> GI0"
+def _register_lengths(kind: str, gradient: str, sparse: str | None) -> None:
+    """Register what reduces each segment to one row, 0 for an empty one; its gradients' rules."""
 
     @operator(f"Lengths{kind}", gradient=gradient, expected="N *, M")
     def by_lengths(x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the sum or mean of each segment; 0 for an empty one."""
         return _by_lengths(kind, x, lengths)
-
-    sparse = f"SparseLengthsIndicesInGradient{kind}Gradient(GO0, I2, I1) -> GI0_values; GI0 = (I1, GI0_values)"
 
     @operator(f"SparseLengths{kind}", gradient=sparse, expected="N *, I, M")
     def sparse_by_lengths(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         return _by_lengths(kind, _rows(x, indices), lengths)
 
-    @operator(
-        f"LengthsIndicesInGradient{kind}Gradient",
-        f"SparseLengthsIndicesInGradient{kind}Gradient",
-        expected="M *, M, I",
-    )
-    def by_lengths_gradient(dy: Tensor, lengths: Tensor, indices: Tensor) -> Tensor:
-        return _spread(kind, dy, ids_of(lengths))
 
-    @operator(f"Lengths{kind}Gradient", f"SparseLengths{kind}Gradient", expected="M *, M")
-    def without_indices_gradient(dy: Tensor, lengths: Tensor) -> Tensor:
-        """Return the gradient of each row; nets of older releases name this operator."""
+def _register_linear_lengths(kind: str) -> None:
+    name = f"LengthsIndicesInGradient{kind}Gradient"
+    sparse = f"Sparse{name}(GO0, I2, I1) -> GI0_values; GI0 = (I1, GI0_values)"
+    _register_lengths(kind, f"{name}(GO0, I1, I0) -> GI0", sparse)
+
+    # Nets of older releases name the operator without indices.
+    @operator(name, f"Sparse{name}", inputs=(3, 3), expected="M *, M, I")
+    @operator(
+        f"Lengths{kind}Gradient",
+        f"SparseLengths{kind}Gradient",
+        inputs=(2, 2),
+        expected="M *, M",
+    )
+    def by_lengths_gradient(dy: Tensor, lengths: Tensor, indices: Tensor | None = None) -> Tensor:
         return _spread(kind, dy, ids_of(lengths))
 
 
 for _kind in ("Sum", "Mean"):
-    _register_lengths(_kind)
-
-
-@operator(
-    "LengthsMax",
-    gradient="LengthsMaxWithMainInputAndForwardOutputGradient(O0, GO0, I1, I0) -> GI0",
-    expected="N *, M",
+    _register_linear_lengths(_kind)
+_register_lengths(
+    "Max", "LengthsMaxWithMainInputAndForwardOutputGradient(O0, GO0, I1, I0) -> GI0", None
 )
-def lengths_max(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the largest of each segment, element by element; 0 for an empty one."""
-    return _by_lengths("Max", x, lengths)
-
-
-@operator("SparseLengthsMax", expected="N *, I, M")
-def sparse_lengths_max(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-    """Return the largest of the rows that the indices of each segment name."""
-    return _by_lengths("Max", _rows(x, indices), lengths)
 
 
 @operator("LengthsMaxWithMainInputAndForwardOutputGradient", expected="M *S, M *S, M, N *S")
@@ -230,19 +218,30 @@ def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
     return _by_lengths("Sum", x * _column(weights, x), lengths)
 
 
-@operator("LengthsWeightedSumGradient", expected="N, M *, M")
-def lengths_weighted_sum_gradient(weights: Tensor, dy: Tensor, lengths: Tensor) -> Tensor:
-    """Return the gradient of the rows of `LengthsWeightedSum`."""
+@operator("LengthsWeightedSumGradient", inputs=(3, 3), expected="N, M *, M")
+@operator(
+    "SparseLengthsIndicesInGradientWeightedSumGradient", inputs=(4, 4), expected="I, M *, M, I"
+)
+def lengths_weighted_sum_gradient(
+    weights: Tensor, dy: Tensor, lengths: Tensor, indices: Tensor | None = None
+) -> Tensor:
+    """Return the gradient of the rows of `LengthsWeightedSum`, or of those that were gathered."""
     return _weighted(weights, dy, ids_of(lengths, weights.shape[0]))
 
 
-@operator("LengthsWeightedSumWithMainInputGradient", expected="N, M *S, M, N *S")
+@operator("LengthsWeightedSumWithMainInputGradient", inputs=(4, 4), expected="N, M *S, M, N *S")
+@operator(
+    "SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient",
+    inputs=(5, 5),
+    expected="I, M *, M, N *, I",
+)
 def lengths_weighted_sum_gradients(
-    weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor
+    weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor, indices: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of rows and weights of `LengthsWeightedSum`."""
-    ids = ids_of(lengths, x.shape[0])
-    return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
+    """Return the gradients of (gathered) rows and weights of `LengthsWeightedSum`."""
+    ids = ids_of(lengths, (x if indices is None else indices).shape[0])
+    rows = x if indices is None else _rows(x, indices)
+    return _weighted(weights, dy, ids), _weights_gradient(dy, rows, ids)
 
 
 @operator(
@@ -270,22 +269,3 @@ def sparse_lengths_positional_weighted_sum(
     place = torch.arange(len(indices), device=indices.device) - starts[ids_of(lengths)]
     rows = _rows(x, indices)
     return _by_lengths("Sum", rows * _column(weights[place], rows), lengths)
-
-
-@operator("SparseLengthsIndicesInGradientWeightedSumGradient", expected="I, M *, M, I")
-def sparse_lengths_weighted_sum_gradient(
-    weights: Tensor, dy: Tensor, lengths: Tensor, indices: Tensor
-) -> Tensor:
-    """Return the gradient of the gathered rows of `SparseLengthsWeightedSum`."""
-    return _weighted(weights, dy, ids_of(lengths, weights.shape[0]))
-
-
-@operator(
-    "SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient", expected="I, M *, M, N *, I"
-)
-def sparse_lengths_weighted_sum_gradients(
-    weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor, indices: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of rows and weights of `SparseLengthsWeightedSum`."""
-    ids = ids_of(lengths, indices.shape[0])
-    return _weighted(weights, dy, ids), _weights_gradient(dy, _rows(x, indices), ids)
