@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,20 @@ def _dense(
         "SparseToDense", blobs, [core.BlobReference(name)], device_option=device
     )
     return name, [made]
+
+
+def _estimated(values: np.ndarray, step: float, loss: Callable[[], float]) -> np.ndarray:
+    """Return the loss's slope by each value, from its differences as the values move in place."""
+    flat, slopes = values.reshape(-1), np.zeros(values.size)
+    for index in range(flat.size):
+        kept = flat[index]
+        losses = []
+        for moved in (step, -step):
+            flat[index] = kept + moved
+            losses.append(loss())
+        flat[index] = kept
+        slopes[index] = (losses[0] - losses[1]) / step / 2
+    return slopes.reshape(values.shape)
 
 
 class GradientChecker:
@@ -140,16 +154,7 @@ class GradientChecker:
             _, gradient = run([*grad_ops, *more])
             if ensure_outputs_are_inferred:
                 self._assertInferTensorChecks(op, grad_ops)
-            estimate = np.zeros(values[input_to_check].shape, dtype=np.float64)
-            flat = values[input_to_check].reshape(-1)
-            for index in range(flat.size):
-                kept = flat[index]
-                losses = []
-                for step in (self._stepsize, -self._stepsize):
-                    flat[index] = kept + step
-                    losses.append(run()[0])
-                flat[index] = kept
-                estimate.reshape(-1)[index] = (losses[0] - losses[1]) / self._stepsize / 2
+            estimate = _estimated(values[input_to_check], self._stepsize, lambda: run()[0])
             workspace.ResetWorkspace()
         far = ~np.isclose(gradient, estimate, atol=self._threshold, rtol=self._threshold)
         for index in np.argwhere(far)[:10]:
@@ -250,22 +255,15 @@ class NetGradientChecker:
             np.add.at(gradient, indices, parts)
         else:
             gradient = workspace.FetchBlob(name)
-        flat = values[str(input_to_check)].reshape(-1)
-        estimate = np.zeros(flat.size)
-        for index in range(flat.size):
-            kept = flat[index]
-            losses = []
-            for step in (step_size, -step_size):
-                flat[index] = kept + step
-                workspace.RunNetOnce(_fed(net, values))
-                losses.append(
-                    sum(
-                        float(workspace.FetchBlob(o).astype(np.float64).sum())
-                        for o in outputs_with_grad
-                    )
-                )
-            flat[index] = kept
-            estimate[index] = (losses[0] - losses[1]) / step_size / 2
+
+        def loss() -> float:
+            workspace.RunNetOnce(_fed(net, values))
+            return sum(
+                float(workspace.FetchBlob(output).astype(np.float64).sum())
+                for output in outputs_with_grad
+            )
+
+        estimate = _estimated(values[str(input_to_check)], step_size, loss)
         np.testing.assert_allclose(
             gradient, estimate.reshape(gradient.shape), rtol=threshold, atol=threshold
         )

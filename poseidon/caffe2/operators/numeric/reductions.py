@@ -116,36 +116,30 @@ def _side(front: bool) -> None:
     def back(rows: Tensor, x: Tensor) -> Tensor:
         return (rows if front else rows.t()).reshape(x.shape)
 
-    @operator(f"Reduce{side}Sum", gradient=f"Reduce{side}SumGradient(GO0, I0, I1?) -> GI0")
-    def reduce_sum(x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1) -> Tensor:
-        rows = _matrix(x, num_reduce_dim, front)
-        total = rows if lengths is None else torch.where(_used(rows, lengths), rows, 0)
-        return total.sum(0, dtype=x.dtype).reshape(shape(x, num_reduce_dim))
+    def register_linear(kind: str) -> None:
+        mean = kind == "Mean"
 
-    @operator(f"Reduce{side}SumGradient")
-    def reduce_sum_gradient(
-        dy: Tensor, x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
-    ) -> Tensor:
-        x = dy.new_empty(_sizes(x))
-        rows = _matrix(x, num_reduce_dim, front)
-        check_count("the gradient", dy, rows.shape[1])
-        return back(torch.where(_used(rows, lengths), dy.reshape(1, -1), 0), x)
+        @operator(
+            f"Reduce{side}{kind}", gradient=f"Reduce{side}{kind}Gradient(GO0, I0, I1?) -> GI0"
+        )
+        def reduce(x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1) -> Tensor:
+            rows = _matrix(x, num_reduce_dim, front)
+            total = rows if lengths is None else torch.where(_used(rows, lengths), rows, 0)
+            made = total.sum(0) / _counts(rows, lengths) if mean else total.sum(0, dtype=x.dtype)
+            return made.reshape(shape(x, num_reduce_dim))
 
-    @operator(f"Reduce{side}Mean", gradient=f"Reduce{side}MeanGradient(GO0, I0, I1?) -> GI0")
-    def reduce_mean(x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1) -> Tensor:
-        rows = _matrix(x, num_reduce_dim, front)
-        total = torch.where(_used(rows, lengths), rows, 0).sum(0)
-        return (total / _counts(rows, lengths)).reshape(shape(x, num_reduce_dim))
+        @operator(f"Reduce{side}{kind}Gradient")
+        def reduce_gradient(
+            dy: Tensor, x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
+        ) -> Tensor:
+            x = dy.new_empty(_sizes(x))
+            rows = _matrix(x, num_reduce_dim, front)
+            check_count("the gradient", dy, rows.shape[1])
+            share = dy.reshape(-1) / _counts(rows, lengths) if mean else dy
+            return back(torch.where(_used(rows, lengths), share.reshape(1, -1), 0), x)
 
-    @operator(f"Reduce{side}MeanGradient")
-    def reduce_mean_gradient(
-        dy: Tensor, x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
-    ) -> Tensor:
-        x = dy.new_empty(_sizes(x))
-        rows = _matrix(x, num_reduce_dim, front)
-        check_count("the gradient", dy, rows.shape[1])
-        share = (dy.reshape(-1) / _counts(rows, lengths)).reshape(1, -1)
-        return back(torch.where(_used(rows, lengths), share, 0), x)
+    register_linear("Sum")
+    register_linear("Mean")
 
     @operator(f"Reduce{side}Max", gradient=f"Reduce{side}MaxGradient(GO0, I0, O0, I1?) -> GI0")
     def reduce_max(x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1) -> Tensor:
