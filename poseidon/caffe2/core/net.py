@@ -276,13 +276,6 @@ class Net(NetCopies, NetBlobs):
         return {name for op in self._net.op for name in op.output}
 
     def RunAllOnGPU(self, gpu_id: int = 0, use_cudnn: bool = False) -> None:
-        self._RunAllOnGPU(gpu_id, use_cudnn)
-
-    def RunAllOnMKL(self) -> None:
-        """Place the net on MKL's devices, which do not exist any more."""
-        self.Proto().device_option.CopyFrom(caffe2_pb2.DeviceOption(device_type=2))
-
-    def _RunAllOnGPU(self, gpu_id: int = 0, use_cudnn: bool = False) -> None:
         option = caffe2_pb2.DeviceOption(device_type=workspace.GpuDeviceType, device_id=gpu_id)
         self._net.device_option.CopyFrom(option)
         for argument in (argument for op in self._net.op for argument in op.arg):
@@ -291,6 +284,10 @@ class Net(NetCopies, NetBlobs):
         if use_cudnn:
             for op in self._net.op:
                 op.engine = "CUDNN"
+
+    def RunAllOnMKL(self) -> None:
+        """Place the net on MKL's devices, which do not exist any more."""
+        self.Proto().device_option.CopyFrom(caffe2_pb2.DeviceOption(device_type=2))
 
     # Attributes of the net, records.
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.registry import operator
-from poseidon.caffe2.operators.sparse.segments import ids_of
+from poseidon.caffe2.operators.sparse.segments import column, ids_of
 
 EPSILON = 1e-12
 
@@ -17,11 +17,6 @@ EPSILON = 1e-12
 def _rows(x: Tensor) -> Tensor:
     """Return x as a matrix with its first dimension; a vector has rows of one element."""
     return x.reshape(x.shape[0], x.shape[1:].numel()) if x.dim() else x.reshape(1, 1)
-
-
-def _spread(dz: Tensor, x: Tensor) -> Tensor:
-    """Return gradients by row in a shape that broadcasts to x."""
-    return dz.reshape(-1, *[1] * (x.dim() - 1))
 
 
 @operator(
@@ -36,7 +31,7 @@ def squared_l2_distance(x: Tensor, y: Tensor) -> Tensor:
 
 @operator("SquaredL2DistanceGradient", expected="N *S, N *S, N")
 def squared_l2_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-    dx = _spread(dz, x) * (x - y)
+    dx = column(dz, x) * (x - y)
     return dx, -dx
 
 
@@ -50,7 +45,7 @@ def l1_distance(x: Tensor, y: Tensor) -> Tensor:
 def l1_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `L1Distance`; a difference below 1e-12 has none."""
     difference = x - y
-    dx = _spread(dz, x) * torch.where(difference.abs() < EPSILON, 0, difference.sign())
+    dx = column(dz, x) * torch.where(difference.abs() < EPSILON, 0, difference.sign())
     return dx, -dx
 
 
@@ -62,7 +57,7 @@ def dot_product(x: Tensor, y: Tensor) -> Tensor:
 
 @operator("DotProductGradient", expected="N *S, N *S, N")
 def dot_product_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-    spread = _spread(dz, x)
+    spread = column(dz, x)
     return spread * y, spread * x
 
 

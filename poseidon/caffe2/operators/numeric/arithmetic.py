@@ -123,9 +123,21 @@ def summed_to(gradient: Tensor, like: Tensor) -> Tensor:
     return gradient.sum_to_size(like.shape) if gradient.shape != like.shape else gradient
 
 
-@operator("Add", gradient="AddGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.add)
-def add(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-    return a + rule.fit(a, b)
+def binary(
+    name: str, function: Callable[[Tensor, Tensor], Tensor], gradient: str | None, module: str
+) -> None:
+    """Register a function of two operands; the arguments are those of `unary`."""
+
+    def forward(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
+        return function(a, rule.fit(a, b))
+
+    forward.__module__ = module
+    operator(name, gradient=gradient, plain=function)(forward)
+
+
+binary("Add", torch.add, "AddGradient(GO0, I0, I1) -> GI0, GI1", __name__)
+binary("Sub", torch.sub, "SubGradient(GO0, I0, I1) -> GI0, GI1", __name__)
+binary("Mul", torch.mul, "MulGradient(GO0, I0, I1) -> GI0, GI1", __name__)
 
 
 @operator("AddGradient")
@@ -136,22 +148,12 @@ def add_gradient(
     return summed_to(dy, a), summed_to(dy, fitted).reshape(b.shape)
 
 
-@operator("Sub", gradient="SubGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.sub)
-def sub(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-    return a - rule.fit(a, b)
-
-
 @operator("SubGradient")
 def sub_gradient(
     dy: Tensor, a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY
 ) -> tuple[Tensor, Tensor]:
     fitted = rule.fit(a, b)
     return summed_to(dy, a), -summed_to(dy, fitted).reshape(b.shape)
-
-
-@operator("Mul", gradient="MulGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.mul)
-def mul(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-    return a * rule.fit(a, b)
 
 
 @operator("MulGradient")
@@ -178,6 +180,7 @@ def div_gradient(*given: Tensor, rule: Broadcast = NUMPY) -> tuple[Tensor, Tenso
 
 
 @operator("Sum", gradient="GI* = GO0", shapes="*S, ...")
+@operator("SumInt", shapes="*S, ...")
 def sum_(x: Tensor, *others: Tensor) -> Tensor:
     """Return the sum of all inputs, on the device of the first."""
     if not others:
@@ -188,13 +191,6 @@ def sum_(x: Tensor, *others: Tensor) -> Tensor:
     for other in others[1:]:
         total.add_(other)
     return total
-
-
-@operator("SumInt", shapes="*S, ...")
-def sum_int(x: Tensor, *others: Tensor) -> Tensor:
-    """Return the sum of all inputs, integers."""
-    result: Tensor = sum_(x, *others)
-    return result
 
 
 @operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0")

@@ -17,6 +17,7 @@ from poseidon.caffe2.operators.input_shapes import check_count
 from poseidon.caffe2.operators.numeric.arithmetic import (
     NUMPY,
     Broadcast,
+    binary,
     differentiable,
     summed_to,
     unary,
@@ -235,12 +236,6 @@ def half_to_float(x: Tensor) -> Tensor:
     return x.to(torch.float32)
 
 
-def _binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    @operator(name)
-    def apply(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-        return function(a, rule.fit(a, b))
-
-
 for _name, _function in {
     "LT": torch.lt,
     "LE": torch.le,
@@ -255,7 +250,7 @@ for _name, _function in {
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
 }.items():
-    _binary(_name, _function)
+    binary(_name, _function, None, __name__)
 
 
 unary("Not", torch.logical_not, None, __name__)

@@ -34,20 +34,20 @@ def _count(ids: Tensor, num_segments: int = -1) -> int:
     return int(ids.max()) + 1 if ids.numel() else 0
 
 
-def _column(values: Tensor, like: Tensor) -> Tensor:
-    """Return a vector in a shape that multiplies the rows of another tensor."""
-    return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """Return a value for each row in a shape that broadcasts over the rows of another tensor."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _sizes(ids: Tensor, count: int, like: Tensor) -> Tensor:
     """Return the number of rows of each segment, at least 1, as a column."""
-    return _column(torch.bincount(ids.long(), minlength=count).clamp(min=1).to(like.dtype), like)
+    return column(torch.bincount(ids.long(), minlength=count).clamp(min=1).to(like.dtype), like)
 
 
 def _reduced(kind: str, rows: Tensor, ids: Tensor, count: int) -> Tensor:
     made = rows.new_zeros(count, *rows.shape[1:])
     if kind == "Max":
-        spread = _column(ids.long(), rows).expand(rows.shape)
+        spread = column(ids.long(), rows).expand(rows.shape)
         return made.scatter_reduce(0, spread, rows, "amax", include_self=False)
     total = made.index_add(0, ids.long(), rows)
     return total / _sizes(ids, count, rows) if kind == "Mean" else total
@@ -71,7 +71,7 @@ def _weights_gradient(dy: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
 def _weighted(weights: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
     """Return the gradient of each row of weighted sums."""
     rows = dy[ids.long()]
-    return rows * _column(weights, rows)
+    return rows * column(weights, rows)
 
 
 def _rows(x: Tensor, indices: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def _register_weighted_ids(family: str) -> None:
 
     @operator(name, gradient=_WEIGHTED_RULE, expected="N *, N, N")
     def weighted(x: Tensor, weights: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
-        return _reduced("Sum", x * _column(weights, x), ids, _count(ids, num_segments))
+        return _reduced("Sum", x * column(weights, x), ids, _count(ids, num_segments))
 
     def sparse_rule(maker: GradientMaker) -> None:
         if maker.argument("grad_on_weights", 0):
@@ -122,7 +122,7 @@ def _register_weighted_ids(family: str) -> None:
         x: Tensor, weights: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1
     ) -> Tensor:
         rows = _rows(x, indices)
-        return _reduced("Sum", rows * _column(weights, rows), ids, _count(ids, num_segments))
+        return _reduced("Sum", rows * column(weights, rows), ids, _count(ids, num_segments))
 
     @operator(f"{name}Gradient", f"Sparse{name}Gradient", expected="N, M *, N")
     def weighted_gradient(weights: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def lengths_max_gradient(y: Tensor, dy: Tensor, lengths: Tensor, x: Tensor) -> T
 @operator("LengthsWeightedSum", gradient=_WEIGHTED_RULE, shapes="N *, N, M")
 def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of each segment."""
-    return _by_lengths("Sum", x * _column(weights, x), lengths)
+    return _by_lengths("Sum", x * column(weights, x), lengths)
 
 
 @operator("LengthsWeightedSumGradient", inputs=(3, 3), expected="N, M *, M")
@@ -257,7 +257,7 @@ def sparse_lengths_weighted_sum(
 ) -> Tensor:
     """Return the weighted sum of the rows that the indices of each segment name."""
     rows = _rows(x, indices)
-    return _by_lengths("Sum", rows * _column(weights, rows), lengths)
+    return _by_lengths("Sum", rows * column(weights, rows), lengths)
 
 
 @operator("SparseLengthsPositionalWeightedSum", expected="N *, W, I, M")
@@ -268,4 +268,4 @@ def sparse_lengths_positional_weighted_sum(
     starts = lengths.cumsum(0) - lengths
     place = torch.arange(len(indices), device=indices.device) - starts[ids_of(lengths)]
     rows = _rows(x, indices)
-    return _by_lengths("Sum", rows * _column(weights[place], rows), lengths)
+    return _by_lengths("Sum", rows * column(weights[place], rows), lengths)

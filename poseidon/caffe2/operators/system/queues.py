@@ -324,24 +324,21 @@ def create_rebatching_queue(*, capacity: int = 1, num_blobs: int = 1) -> Any:
 @operator(
     "EnqueueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(2, ANY), outputs=(0, 0)
 )
-class EnqueueRebatchingQueue:
-    """Appends an example, or with `enqueue_batch` each row of a batch, to a queue.
+def enqueue_rebatching_queue(
+    inputs: Sequence[Blob], outputs: Sequence[Blob], *, enqueue_batch: bool = False
+) -> None:
+    """Append an example, or with `enqueue_batch` each row of a batch, to a queue.
 
     A closed queue is an error.
     """
-
-    def __init__(self, *, enqueue_batch: bool = False) -> None:
-        self.batch = enqueue_batch
-
-    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        queue = _queue(inputs[0])
-        entry = _entry_of(queue, inputs[1:])
-        rows = {len(value) for value in entry} if self.batch else {1}
-        if len(rows) != 1:
-            raise EnforceNotMet(f"The blobs of a batch differ in their rows: {sorted(rows)}")
-        for row in range(rows.pop()):
-            if not queue.put([value[row] for value in entry] if self.batch else entry):
-                raise EnforceNotMet("The queue is closed")
+    queue = _queue(inputs[0])
+    entry = _entry_of(queue, inputs[1:])
+    rows = {len(value) for value in entry} if enqueue_batch else {1}
+    if len(rows) != 1:
+        raise EnforceNotMet(f"The blobs of a batch differ in their rows: {sorted(rows)}")
+    for row in range(rows.pop()):
+        if not queue.put([value[row] for value in entry] if enqueue_batch else entry):
+            raise EnforceNotMet("The queue is closed")
 
 
 @operator(

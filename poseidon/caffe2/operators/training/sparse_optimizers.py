@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.sparse.segments import column
 from poseidon.caffe2.operators.training.optimizers import (
     ADAM,
     FTRL,
@@ -44,11 +45,6 @@ def rounds(indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     for number in range(last + 1):
         chosen = positions[occurrence == number]
         yield rows[chosen], chosen
-
-
-def by_row(values: Tensor, table: Tensor) -> Tensor:
-    """Return one value for each row in a shape that broadcasts over rows of a table."""
-    return values.reshape(-1, *[1] * (table.dim() - 1))
 
 
 def gradient_rows(gradient: Tensor, indices: Tensor, table: Tensor) -> Tensor:
@@ -133,10 +129,10 @@ def row_wise_sparse_adagrad(
         part = given[positions]
         if weight_decay:
             decay = _decay(rows, weight_decay, counter, counter_halflife)
-            part = part + by_row(decay, w) * w[rows]
+            part = part + column(decay, w) * w[rows]
         history = h[rows] + (part * part).reshape(len(part), -1).mean(1).reshape(h[rows].shape)
         h[rows] = history
-        w[rows] += lr * part / (by_row(history.sqrt(), w) + epsilon)
+        w[rows] += lr * part / (column(history.sqrt(), w) + epsilon)
     return w, h
 
 
@@ -207,7 +203,7 @@ def smart_decay_sparse_adam(
     given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         part = given[positions]
-        passed = by_row((now - seen[rows]).to(w.dtype), w)
+        passed = column((now - seen[rows]).to(w.dtype), w)
         old = m1[rows]
         late = old * beta1 * (1 - beta1 ** (passed - 1)) / (1 - beta1)
         m1[rows] = old * beta1**passed + (1 - beta1) * part
@@ -262,7 +258,7 @@ def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Ten
     rows = indices.reshape(-1).long()
     factor = weight.reshape(())
     counts = torch.bincount(rows, minlength=x.shape[0])
-    x.mul_(by_row((factor**counts).to(x.dtype), x))
+    x.mul_(column((factor**counts).to(x.dtype), x))
     for term, amount in zip(pairs[0::2], pairs[1::2], strict=True):
         x.index_add_(0, rows, gradient_rows(term, indices, x) * amount.reshape(()))
     return x
