@@ -70,7 +70,14 @@ class DBFileReader(Reader):
             self.ds_reader.setup_ex(init_net, finish_net)
             return
         self._init_field_blobs_as_empty(init_net)
-        self._feed_field_blobs_from_db_file(init_net)
+        init_net.Load(
+            [],
+            self.ds.get_blobs(),
+            db=self.db_path,
+            db_type=self.db_type,
+            absolute_path=True,
+            source_blob_names=self.ds.field_names(),
+        )
         self.ds_reader = self.ds.random_reader(
             init_net, batch_size=self.batch_size, loop_over=self.loop_over
         )
@@ -84,13 +91,3 @@ class DBFileReader(Reader):
     def _init_field_blobs_as_empty(self, init_net: Any) -> None:
         with core.NameScope(self.name):
             self.ds.init_empty(init_net)
-
-    def _feed_field_blobs_from_db_file(self, net: Any) -> None:
-        net.Load(
-            [],
-            self.ds.get_blobs(),
-            db=self.db_path,
-            db_type=self.db_type,
-            absolute_path=True,
-            source_blob_names=self.ds.field_names(),
-        )

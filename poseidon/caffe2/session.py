@@ -145,12 +145,11 @@ class LocalSession(Session):
         outputs = [core.BlobReference(str(name)) for name in output_list.names()]
         for output in outputs:
             self._ws.create_blob(str(output))
-        output_list.set_values(outputs, _fetch_func=self._fetch_output)
+        output_list.set_values(
+            outputs, _fetch_func=lambda output: self._ws.blobs[str(output)].fetch()
+        )
         private = workspace_type == WorkspaceType.PRIVATE
         with workspace.WorkspaceGuard(
             workspace.C.Workspace(self._ws) if private else self._ws
         ) as inside:
             inside.run(plan)
-
-    def _fetch_output(self, output: Any) -> Any:
-        return self._ws.blobs[str(output)].fetch()

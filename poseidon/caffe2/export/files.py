@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 from torch import Tensor
@@ -125,7 +124,7 @@ def _value_info(path: Path) -> dict[str, tuple[Shape, str]]:
         return {}
     try:
         return {
-            str(name): (tuple(map(int, shape)), _numpy_name(TORCH_OF[number]))
+            str(name): (tuple(map(int, shape)), str(TORCH_OF[number]).removeprefix("torch."))
             for name, (number, shape) in json.loads(read_definition(path)).items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -133,10 +132,6 @@ def _value_info(path: Path) -> dict[str, tuple[Shape, str]]:
             f"{path} is not readable as shapes of inputs, expected "
             f'{{"data": [1, [1, 3, 224, 224]]}}'
         ) from error
-
-
-def _numpy_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _run(workspace: Workspace, net: NetDef, path: Path) -> None:

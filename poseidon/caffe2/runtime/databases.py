@@ -187,12 +187,6 @@ def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
         stage.publish([path.name])
 
 
-def _write_minidb(path: Path, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-    with replacing(path) as file:
-        for key, value in pairs:
-            file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
-
-
 def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
     """Write a database; a minidb of that name is replaced when all is written.
 
@@ -202,7 +196,9 @@ def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]])
     backend = backend_of(db_type)
     try:
         if backend is None:
-            _write_minidb(Path(path), pairs)
+            with replacing(Path(path)) as file:
+                for key, value in pairs:
+                    file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
         else:
             with write_database(Path(path), backend) as writer:
                 for key, value in pairs:

@@ -110,11 +110,8 @@ def to_value(given: Any, device: torch.device) -> Any:
 def from_value(name: str, value: Any) -> Any:
     """Return a blob's fetched value: an own array, a string, or a sentence on the object."""
     if isinstance(value, torch.Tensor):
-        return (
-            value.detach().cpu().numpy().copy()
-            if value.device.type == "cpu"
-            else value.cpu().numpy()
-        )
+        fetched: np.ndarray = value.detach().cpu().numpy()
+        return fetched.copy() if value.device.type == "cpu" else fetched
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, bytes):
@@ -134,38 +131,23 @@ def from_proto(proto: TensorProto) -> Any:
     dtype = TORCH_OF.get(kind)
     if dtype is None:
         raise EnforceNotMet(f"A tensor of type {TensorProto.DataType.Name(kind)} cannot be read")
+    return _numbers(proto, dtype).reshape(shape)
+
+
+def _numbers(proto: TensorProto, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers of a TensorProto, a vector, from the field that it has."""
     if proto.data_format == TensorProto.FMT_BFLOAT16:
-        return (
-            torch.frombuffer(bytearray(proto.raw_data), dtype=torch.bfloat16)
-            .to(dtype)
-            .reshape(shape)
-        )
-    if proto.HasField("raw_data") and proto.raw_data:
-        return torch.frombuffer(bytearray(proto.raw_data), dtype=dtype).reshape(shape)
-    if kind == TensorProto.FLOAT16:
-        return (
-            torch.tensor(list(proto.int32_data), dtype=torch.int32)
-            .to(torch.int16)
-            .view(torch.float16)
-            .reshape(shape)
-        )
+        return torch.frombuffer(bytearray(proto.raw_data), dtype=torch.bfloat16).to(dtype)
+    if proto.raw_data:
+        return torch.frombuffer(bytearray(proto.raw_data), dtype=dtype)
+    if dtype == torch.float16:
+        bits = torch.tensor(list(proto.int32_data), dtype=torch.int32)
+        return bits.to(torch.int16).view(torch.float16)
     if proto.HasField("byte_data") and dtype.itemsize == 1:
-        return torch.frombuffer(bytearray(proto.byte_data), dtype=dtype).reshape(shape)
-    values: Any = next(
-        (
-            field
-            for field in (proto.float_data, proto.double_data, proto.int64_data, proto.int32_data)
-            if len(field)
-        ),
-        [],
-    )
-    return (
-        torch.from_numpy(
-            np.array(values, dtype=np.float64 if dtype.is_floating_point else np.int64)
-        )
-        .to(dtype)
-        .reshape(shape)
-    )
+        return torch.frombuffer(bytearray(proto.byte_data), dtype=dtype)
+    values = proto.float_data or proto.double_data or proto.int64_data or proto.int32_data
+    exact = np.float64 if dtype.is_floating_point else np.int64
+    return torch.from_numpy(np.array(values, dtype=exact)).to(dtype)
 
 
 def strings_of(items: Sequence[Any]) -> np.ndarray:

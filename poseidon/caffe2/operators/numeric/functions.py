@@ -26,12 +26,6 @@ from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.values import strings_of, torch_type
 
-
-def _cube_root(x: Tensor) -> Tensor:
-    """Return the cube root; the root of a negative number is negative."""
-    return torch.sign(x) * torch.abs(x).pow(1 / 3)
-
-
 differentiable("Abs", torch.abs, "I0, GO0", lambda x, dy: dy * torch.sign(x))
 differentiable("Acos", torch.acos, "I0, GO0", lambda x, dy: -dy * torch.rsqrt(1 - x * x))
 differentiable("Asin", torch.asin, "I0, GO0", lambda x, dy: dy * torch.rsqrt(1 - x * x))
@@ -46,7 +40,12 @@ differentiable(
 )
 differentiable("Log1p", torch.log1p, "I0, GO0", lambda x, dy: dy / (1 + x))
 differentiable("Cube", lambda x: x * x * x, "GO0, I0", lambda dy, x: 3 * dy * x * x)
-differentiable("Cbrt", _cube_root, "GO0, O0", lambda dy, y: dy / (3 * y * y))
+differentiable(
+    "Cbrt",
+    lambda x: torch.sign(x) * torch.abs(x).pow(1 / 3),  # of a negative number: negative
+    "GO0, O0",
+    lambda dy, y: dy / (3 * y * y),
+)
 differentiable("Rsqrt", torch.rsqrt, "GO0, O0", lambda dy, y: -0.5 * dy * y * y * y)
 differentiable("Reciprocal", torch.reciprocal, "O0, GO0", lambda y, dy: -dy * y * y)
 

@@ -178,13 +178,9 @@ def destroy_common_world(world: CommonWorld) -> Any:
     return world
 
 
-def _start_all_reduce(
-    buckets: Buckets, owned: bool, world: CommonWorld, *tensors: Tensor
-) -> Pending:
-    return buckets.all_reduce(world, tensors, owned)
-
-
-@operator("Allreduce", start=_start_all_reduce)
+@operator(
+    "Allreduce", start=lambda buckets, owned, world, *xs: buckets.all_reduce(world, xs, owned)
+)
 def all_reduce(
     world: CommonWorld, *tensors: Tensor, context: Context, status_blob: str = ""
 ) -> tuple[Tensor, ...]:
@@ -194,13 +190,9 @@ def all_reduce(
     return tuple(_or_status(context, status_blob, lambda: world.all_reduce(tensors), list(tensors)))
 
 
-def _start_broadcast(
-    buckets: Buckets, _: bool, world: CommonWorld, *tensors: Tensor, root: int = 0
-) -> Pending:
-    return buckets.broadcast(world, tensors, root)
-
-
-@operator("Broadcast", start=_start_broadcast)
+@operator(
+    "Broadcast", start=lambda buckets, _, world, *xs, root=0: buckets.broadcast(world, xs, root)
+)
 def broadcast(
     world: CommonWorld, *tensors: Tensor, context: Context, root: int = 0, status_blob: str = ""
 ) -> tuple[Tensor, ...]:
@@ -236,11 +228,7 @@ def reduce_scatter(world: CommonWorld, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(world.reduce_scatter(tensors[:-1], [int(count) for count in tensors[-1].tolist()]))
 
 
-def _start_barrier(buckets: Buckets, _: bool, world: CommonWorld) -> Pending:
-    return buckets.barrier(world)
-
-
-@operator("Barrier", outputs=(0, 0), start=_start_barrier)
+@operator("Barrier", outputs=(0, 0), start=lambda buckets, _, world: buckets.barrier(world))
 def barrier(world: CommonWorld, *, context: Context, status_blob: str = "") -> None:
     """Wait until all shards are here."""
     _or_status(context, status_blob, world.barrier, None)

@@ -178,10 +178,6 @@ def _composite_cyclical(a: Arguments) -> Policy:
     return _after_warmup(a, _triangle(base, top, size, decay))
 
 
-def _composite_cosine(a: Arguments) -> Policy:
-    return _after_warmup(a, _cosine(Arguments(a.given, f"{a.prefix}cosine_")))
-
-
 def _composite(a: Arguments) -> Policy:
     """Return a policy of parts in sequence from iteration 1; all see the common iteration."""
     parts: list[tuple[int, float, Policy]] = []
@@ -215,7 +211,9 @@ POLICIES: dict[str, Callable[[Arguments], Policy]] = {
     "cosine": _cosine,
     "constantThenLinearWarmup": _constant_then_linear,
     "compositeCyclical": _composite_cyclical,
-    "compositeCosine": _composite_cosine,
+    "compositeCosine": lambda a: _after_warmup(
+        a, _cosine(Arguments(a.given, f"{a.prefix}cosine_"))
+    ),
     "composite": _composite,
 }
 
