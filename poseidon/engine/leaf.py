@@ -92,10 +92,9 @@ class Leaf:
     Attributes:
         read: returns the value; with `VIRTUAL` a list, for each virtual worker of this process. With
             `ROOT` and `VIRTUAL` all workers call it together.
-        collect: in place of `read`, with `SHARED`: all workers call it together, and say whether they
-            keep the value, and whether the state has the parts of a plane alone. It is of tensors of
-            which no worker has the whole.
-        parts: in place of `read` and `collect`: this worker's parts of such tensors.
+        together: in place of `read`, of tensors of which no worker has the whole: all workers call it
+            together, and say whether they keep the value, and whether the state has the parts of a
+            plane alone.
         write: takes what a state has.
         check: refuses what does not fit, before anything is written.
         resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
@@ -114,8 +113,7 @@ class Leaf:
     scope: Scope
     stage: LeafStage = LeafStage.REST
     read: Callable[[], Any]
-    collect: Callable[[bool, bool], Any] | None = None
-    parts: Callable[[], Any] | None = None
+    together: Callable[[bool, bool], Any] | None = None
     write: Callable[[Found], None] = nothing
     check: Callable[[Found], None] = nothing
     resize: Callable[[Found], Any] = nothing

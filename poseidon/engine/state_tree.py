@@ -98,21 +98,24 @@ class StateTree:
                 alone.
         """
         plane = self._plane if of_plane else ()
+        root = min(plane, default=0)
 
-        def value(leaf: Leaf) -> Any:
-            return leaf.parts() if plane and leaf.parts is not None else leaf.read()
+        def value(leaf: Leaf, *, keeps: bool) -> Any:
+            return leaf.read() if leaf.together is None else leaf.together(keeps, of_plane)
 
-        of_each = {leaf.name: value(leaf) for leaf in self._of(Scope.VIRTUAL)}
-        of_root = {leaf.name: value(leaf) for leaf in self._of(Scope.ROOT)}
-        for leaf in self._leaves:
-            if leaf.collect is not None and (leaf.parts is None or not plane):
-                known = {**known, leaf.name: leaf.collect(keeps, of_plane)}
-        sent = self._sent(of_root, of_each, root=min(plane, default=0))
+        of_each = {leaf.name: value(leaf, keeps=keeps) for leaf in self._of(Scope.VIRTUAL)}
+        of_root = {
+            leaf.name: value(leaf, keeps=self._rank == root) for leaf in self._of(Scope.ROOT)
+        }
+        for leaf in self._of(Scope.SHARED):
+            if leaf.together is not None:
+                known = {**known, leaf.name: leaf.together(keeps, of_plane)}
+        sent = self._sent(of_root, of_each, root=root)
         parts = gather_bytes(sent, gather, keeps=keeps, ranks=plane)
         if not keeps:
             return {}
         shared = {
-            leaf.name: known[leaf.name] if leaf.name in known else value(leaf)
+            leaf.name: known[leaf.name] if leaf.name in known else leaf.read()
             for leaf in self._of(Scope.SHARED)
         }
         return KeptState(count=self.count, shared=shared, sent=dict(enumerate(parts))).whole()

@@ -58,13 +58,17 @@ def shared_leaf(name: str, state: Callable[[], Any], *, is_divided: bool, **more
         is_divided: whether the workers of a host may have divided these.
         more: of the leaf.
     """
-    collect = (lambda keeps, _: whole(state(), keeps=keeps)) if is_divided else None
+
+    def together(keeps: bool, of_plane: bool) -> Any:
+        if of_plane:
+            return parts(state()) if keeps else None
+        return whole(state(), keeps=keeps)
+
     return Leaf(
         name=name,
         scope=Scope.SHARED,
         read=lambda: on_host(state()),
-        collect=collect,
-        parts=lambda: parts(state()),
+        together=together if is_divided else None,
         **more,
     )
 
@@ -88,16 +92,16 @@ def leaf_of_parts(
     """
     workers, is_first = member.local_workers, member.local_rank == 0
 
-    def read() -> Any:
+    def together(keeps: bool, of_plane: bool) -> Any:
+        if leaf.scope is Scope.SHARED and of_plane and not keeps:
+            return None
         own = leaf.read()
         if leaf.scope is not Scope.VIRTUAL:
-            return gather(own, member.network.rank == 0)
+            return mark(own) if of_plane else gather(own, keeps)
+        if of_plane:
+            return list(map(mark, own))
         found = [gather(one, is_first) for one in own]
         return found if is_first else [None] * len(found)
-
-    def marked() -> Any:
-        own = leaf.read()
-        return list(map(mark, own)) if leaf.scope is Scope.VIRTUAL else mark(own)
 
     def of_host(found: Found, number: int) -> Any:
         before = found.each[: number - number % workers + 1]
@@ -112,8 +116,7 @@ def leaf_of_parts(
     def resize(found: Found) -> Any:
         return leaf.resize(replace(found, each=[one for one in found.each if one is not None]))
 
-    collect = (lambda keeps, _: gather(leaf.read(), keeps)) if leaf.scope is Scope.SHARED else None
-    return replace(leaf, read=read, collect=collect, parts=marked, write=write, resize=resize)
+    return replace(leaf, together=together, write=write, resize=resize)
 
 
 def leaf_of_named(

@@ -56,7 +56,7 @@ class GroupCheckpoints:
                     name="groups",
                     scope=Scope.SHARED,
                     read=dict,
-                    collect=self._read_groups,
+                    together=self._read_groups,
                     check=self._check_groups,
                     write=self._write_groups,
                 ),
