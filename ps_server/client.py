@@ -387,7 +387,7 @@ class Client:
     @property
     def rank(self) -> int:
         """This worker's rank."""
-        return self._pump.session.rank
+        return self._pump.session.seat.rank
 
     @property
     def host(self) -> int:

@@ -66,7 +66,7 @@ class Pump:
         """Of pushes that wait for others; from `PACKET_IN_MEMORY_BYTES` on all is sent."""
         self._link = LinkPriority()
         self._thread = threading.Thread(
-            target=self._run, name=f"ps-client-{session.rank}", daemon=True
+            target=self._run, name=f"ps-client-{session.seat.rank}", daemon=True
         )
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class Pump:
                 pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self._monitor.fail(
-                as_server_error(error, f"the connection of worker {self.session.rank} failed")
+                as_server_error(error, f"the connection of worker {self.session.seat.rank} failed")
             )
 
     def steps(self) -> Iterator[float]:

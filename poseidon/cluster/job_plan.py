@@ -52,16 +52,19 @@ class WorkerPlan:
     """One worker.
 
     Attributes:
-        rank: 0..W-1 over the whole job.
         host: the one it runs on.
         seat: its place among the machines that work, and on its own.
         device: `cpu` or `cuda:<n>`.
     """
 
-    rank: int
     host: Host
     seat: Seat
     device: str
+
+    @property
+    def rank(self) -> int:
+        """0..W-1 over the whole job."""
+        return self.seat.rank
 
     @property
     def process(self) -> ProcessName:
@@ -191,7 +194,7 @@ def plan_job(
     places = [(host, device) for host, own in zip(working, devices, strict=True) for device in own]
     seats = Seats([len(own) for own in devices])
     workers = tuple(
-        WorkerPlan(rank=rank, host=host, seat=seats.of(rank), device=device)
+        WorkerPlan(host=host, seat=seats.of(rank), device=device)
         for rank, (host, device) in enumerate(places)
     )
     shards = _plan_shards(hosts, channels) if with_server else ()

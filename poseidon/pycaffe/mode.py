@@ -198,7 +198,7 @@ def context_of(phase: int, seed: int, *, rank: int, workers: int) -> LayerContex
         seed=seed,
         rank=rank,
         workers=workers,
-        seat=Seat(local_rank=rank, local_workers=workers),
+        seat=Seat(local_rank=rank, local_workers=workers, rank=rank),
         device=MODE.device,
     )
 

@@ -25,7 +25,6 @@ class WorkerNorm:
     """One worker's part in the norms.
 
     Args:
-        rank: of the worker.
         seat: of the worker.
         shards: those that hold chunks whose gradients count.
         outside: planes whose gradients outside the store count, too.
@@ -34,14 +33,12 @@ class WorkerNorm:
 
     def __init__(
         self,
-        rank: int,
         seat: Seat,
         shards: AbstractSet[int],
         *,
         outside: Collection[int],
         clock: int,
     ) -> None:
-        self._rank = rank
         self._seat = seat
         self._shards = frozenset(shards)
         self._planes = frozenset(outside)
@@ -53,7 +50,7 @@ class WorkerNorm:
     def expects_partial(self, shard: int, clock: int) -> bool:
         """Return whether this is rank 0, and the shard's part of the next norm has not come."""
         missing = self._shards - self._partial.get(clock, {}).keys()
-        return self._rank == 0 and shard in missing and clock == self._next
+        return self._seat.rank == 0 and shard in missing and clock == self._next
 
     def expects_outside(self, shard: int, norm: m.OutsideNorm) -> bool:
         """Return whether this is rank 0, and shard 0 may pass on a plane's part of the next norm:
@@ -61,13 +58,13 @@ class WorkerNorm:
         """
         missing = self._planes - {0} - self._outside.get(norm.clock, {}).keys()
         is_next = shard == 0 and norm.clock == self._next
-        return self._rank == 0 and is_next and norm.plane in missing
+        return self._seat.rank == 0 and is_next and norm.plane in missing
 
     def expects_total(self, shard: int, clock: int, *, now: int) -> bool:
         """Return whether shard 0 may pass rank 0's total of an iteration on to this worker,
         whose clock is `now`.
         """
-        passes_on = self._seat.local_rank in self._planes and self._rank != 0 and shard == 0
+        passes_on = self._seat.local_rank in self._planes and self._seat.rank != 0 and shard == 0
         return passes_on and now - 1 <= clock <= now and clock not in self._totals
 
     def add_outside(self, clock: int, squares: Sequence[float]) -> list[m.Addressed]:
@@ -81,11 +78,11 @@ class WorkerNorm:
         """
         if self._seat.host != 0 or self._seat.local_rank not in self._planes:
             raise LocalProtocolError(
-                f"worker {self._rank} adds to the norm; only workers of host 0 may, in the planes "
+                f"worker {self._seat.rank} adds to the norm; only workers of host 0 may, in the planes "
                 f"{sorted(self._planes)} (outside_norm)"
             )
         norm = m.OutsideNorm(self._seat.local_rank, clock, tuple(squares))
-        return self.put_outside(norm) if self._rank == 0 else [m.Addressed(0, norm)]
+        return self.put_outside(norm) if self._seat.rank == 0 else [m.Addressed(0, norm)]
 
     def put_outside(self, norm: m.OutsideNorm) -> list[m.Addressed]:
         """Take a plane's part on rank 0. Return what to send to which shard."""

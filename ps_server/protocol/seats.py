@@ -25,6 +25,8 @@ class Seat(NamedTuple):
     """The workers of the host."""
     host_count: int = 1
     """The hosts with workers."""
+    rank: int = 0
+    """The worker's among all."""
 
 
 class Seats:
@@ -35,15 +37,15 @@ class Seats:
     """
 
     def __init__(self, hosts: Sequence[int]) -> None:
+        places = ((host, local) for host, count in enumerate(hosts) for local in range(count))
         self._of_rank = tuple(
-            Seat(host, local_rank, count, len(hosts))
-            for host, count in enumerate(hosts)
-            for local_rank in range(count)
+            Seat(host, local, hosts[host], len(hosts), rank)
+            for rank, (host, local) in enumerate(places)
         )
-        self._rank_of = {seat[:2]: rank for rank, seat in enumerate(self._of_rank)}
+        self._rank_of = {seat[:2]: seat.rank for seat in self._of_rank}
         self._members: list[list[int]] = [[] for _ in range(max(hosts))]
-        for rank, seat in enumerate(self._of_rank):
-            self._members[seat.local_rank].append(rank)
+        for seat in self._of_rank:
+            self._members[seat.local_rank].append(seat.rank)
 
     def of(self, rank: int) -> Seat:
         """Return the seat of a worker."""

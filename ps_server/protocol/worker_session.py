@@ -88,7 +88,6 @@ class Session:
                 "tables with clocks of their own have staleness 0 and no limit on a common norm"
             )
         self._table_clocks = table_clocks
-        self.rank = rank
         self.seat = store.seat(rank)
         self.own_tables = tuple(
             table for table, spec in enumerate(store.tables) if spec.plane == self.seat.local_rank
@@ -121,9 +120,7 @@ class Session:
         """Shards that have not answered the `Leave` of this session; None: it has not left."""
         self._started = False
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
-        self.norm = WorkerNorm(
-            rank, self.seat, bulk, outside=store.outside_norm, clock=store.start_clock
-        )
+        self.norm = WorkerNorm(self.seat, bulk, outside=store.outside_norm, clock=store.start_clock)
         copies = (copy for copy, spec in self._own_copies() if spec.adds_changes)
         self._clocked = sorted({copy.chunk.shard for copy in copies})
 
@@ -144,7 +141,7 @@ class Session:
         spec = self.store.tables[table]
         if spec.plane != self.seat.local_rank:
             raise LocalProtocolError(
-                f"table '{spec.name}' belongs to plane {spec.plane}; worker {self.rank} pushes and "
+                f"table '{spec.name}' belongs to plane {spec.plane}; worker {self.seat.rank} pushes and "
                 f"reads tables of plane {self.seat.local_rank} only"
             )
         return spec
@@ -199,7 +196,7 @@ class Session:
         return self._followed_by(store, table_clocks=False)
 
     def _followed_by(self, store: StoreSpec, table_clocks: bool) -> Session:
-        session = Session(self.rank, store, log=self.log, table_clocks=table_clocks)
+        session = Session(self.seat.rank, store, log=self.log, table_clocks=table_clocks)
         session._hello = None
         session.collections = {
             whole: collections.renewed() for whole, collections in self.collections.items()
@@ -520,14 +517,16 @@ class Session:
                 self.collections[message.whole].receive(message)
             case m.Leave() if self.stays_on is not None:
                 self.stays_on.discard(shard)
-            case m.Signal() if self.rank != 0:
+            case m.Signal() if self.seat.rank != 0:
                 self.signals.receive(shard, message)
             case m.Fault(reason):
                 raise RemoteProtocolError(
-                    f"shard {shard} refused a message of worker {self.rank}: {reason}"
+                    f"shard {shard} refused a message of worker {self.seat.rank}: {reason}"
                 )
-            case m.Gone(worker, iterations) if worker != self.rank and worker < self.store.workers:
-                raise PeerLeft(worker, iterations, rank=self.rank)
+            case m.Gone(worker, iterations) if (
+                worker != self.seat.rank and worker < self.store.workers
+            ):
+                raise PeerLeft(worker, iterations, rank=self.seat.rank)
             case _:
                 raise RemoteProtocolError(
                     f"shard {shard} sent an unexpected {type(message).__name__}"

@@ -68,7 +68,7 @@ def test_ranks_go_host_by_host(
 
 def test_without_hosts_each_worker_has_one() -> None:
     member = Membership(network=Network(rank=2, size=4))
-    assert member.seat == Seat(host=2, host_count=4)
+    assert member.seat == Seat(host=2, host_count=4, rank=2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_the_total_has_the_same_bits_whichever_shard_answers_first() -> None:
     parts = {0: part(4, 1e17, 3.0), 2: part(4, 1.0, 1.0)}
     totals = []
     for order in ((0, 2), (2, 0)):
-        norm = WorkerNorm(0, Seat(0, 0), {0, 2}, outside=(), clock=4)
+        norm = WorkerNorm(Seat(), {0, 2}, outside=(), clock=4)
         first, second = order
         assert norm.expects_partial(first, 4)
         assert norm.add_partial(first, parts[first]) == []
@@ -29,11 +29,11 @@ def test_the_total_has_the_same_bits_whichever_shard_answers_first() -> None:
 
 
 def test_what_lies_outside_is_awaited_and_shard_0_passes_the_total_on() -> None:
-    norm = WorkerNorm(0, Seat(0, 0), {1}, outside=(0,), clock=0)
+    norm = WorkerNorm(Seat(), {1}, outside=(0,), clock=0)
     assert norm.add_partial(1, part(0, 2.0)) == []
     assert norm.add_outside(0, [4.0, 1.0]) == [(0, m.TotalNorm(0, 7.0)), (1, m.TotalNorm(0, 7.0))]
     assert (norm.total(0), norm.total(0), norm.total(1)) == (7.0, 7.0, None)
-    other = WorkerNorm(1, Seat(1, 0), {1}, outside=(0,), clock=0)
+    other = WorkerNorm(Seat(host=1, rank=1), {1}, outside=(0,), clock=0)
     assert other.expects_total(0, 3, now=4) and other.expects_total(0, 4, now=4)
     assert not any((other.expects_total(1, 4, now=4), other.expects_total(0, 5, now=4)))
     assert not other.expects_partial(1, 0)
@@ -46,7 +46,8 @@ def test_what_lies_outside_is_awaited_and_shard_0_passes_the_total_on() -> None:
 
 def test_rank_0_awaits_the_part_of_each_plane_with_gradients_outside() -> None:
     norm, other = (
-        WorkerNorm(rank, Seat(0, rank), {1}, outside=(0, 1), clock=0) for rank in range(2)
+        WorkerNorm(Seat(local_rank=rank, rank=rank), {1}, outside=(0, 1), clock=0)
+        for rank in range(2)
     )
     ((shard, part_1),) = other.add_outside(0, [3.0, 1.0])
     assert isinstance(part_1, m.OutsideNorm)
@@ -70,7 +71,7 @@ def test_rank_0_awaits_the_part_of_each_plane_with_gradients_outside() -> None:
 def test_only_workers_of_host_0_add_for_planes_with_an_outside_norm(
     seat: tuple[int, int], outside: tuple[int, ...]
 ) -> None:
-    norm = WorkerNorm(sum(seat), Seat(*seat), {0}, outside=outside, clock=0)
+    norm = WorkerNorm(Seat(*seat, rank=sum(seat)), {0}, outside=outside, clock=0)
     with pytest.raises(LocalProtocolError, match="only workers of host 0 may, in the planes"):
         norm.add_outside(0, [1.0])
 

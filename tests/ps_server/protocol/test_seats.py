@@ -16,12 +16,12 @@ def store(plane: int = 0, **settings: object) -> StoreSpec:
 def test_ranks_go_host_by_host_and_planes_across_hosts() -> None:
     spec = store(hosts=(3, 2, 1))
     assert [spec.seat(rank) for rank in range(6)] == [
-        Seat(0, 0, 3, 3),
-        Seat(0, 1, 3, 3),
-        Seat(0, 2, 3, 3),
-        Seat(1, 0, 2, 3),
-        Seat(1, 1, 2, 3),
-        Seat(2, 0, 1, 3),
+        Seat(0, 0, 3, 3, 0),
+        Seat(0, 1, 3, 3, 1),
+        Seat(0, 2, 3, 3, 2),
+        Seat(1, 0, 2, 3, 3),
+        Seat(1, 1, 2, 3, 4),
+        Seat(2, 0, 1, 3, 5),
     ]
     assert [list(spec.members(local)) for local in range(3)] == [[0, 3, 5], [1, 4], [2]]
     assert (spec.host_count, spec.planes) == (3, 1)
@@ -32,7 +32,9 @@ def test_ranks_go_host_by_host_and_planes_across_hosts() -> None:
 @pytest.mark.parametrize("hosts", [(), (1,) * 6])
 def test_without_hosts_each_worker_has_its_own(hosts: tuple[int, ...]) -> None:
     spec = store(hosts=hosts)
-    assert [spec.seat(rank) for rank in range(6)] == [Seat(rank, 0, 1, 6) for rank in range(6)]
+    assert [spec.seat(rank) for rank in range(6)] == [
+        Seat(rank, 0, 1, 6, rank) for rank in range(6)
+    ]
     assert list(spec.members(0)) == list(range(6))
     assert (spec.host_count, spec.planes) == (6, 1)
 
