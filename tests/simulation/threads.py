@@ -16,8 +16,8 @@ from tests.simulation.processes import Process, Question, Task
 END_S = 10.0
 
 
-class Abandoned(BaseException):
-    """The run is over."""
+class Abandoned(SystemExit):
+    """The run is over. A worker reports every other error of its work."""
 
 
 class BatonThread:
