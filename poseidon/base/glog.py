@@ -73,6 +73,15 @@ def glog_head(level: int, time: datetime, thread: int, file: str, line: int) -> 
     return f"{_LETTERS.get(level, 'I')}{time:%m%d %H:%M:%S.%f} {thread:>5} {file}:{line}] "
 
 
+class _LogStream(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has none
+    """A stream whose write errors, as of a terminal that has gone, end nothing."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 class _LogFile(logging.FileHandler):
     """A log file whose write errors, such as a full disk, are reported once in the other outputs
     and end nothing.
@@ -143,7 +152,7 @@ def setup(
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(_LogFile(file, encoding="utf-8", errors="backslashreplace"))
     if stream is not None:
-        handlers.append(logging.StreamHandler(stream))
+        handlers.append(_LogStream(stream))
     for handler in handlers:
         handler.setFormatter(GlogFormatter())
         handler.setLevel(level)

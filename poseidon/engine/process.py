@@ -90,7 +90,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rank", help="marks the process for people")
     kind = parser.parse_args(arguments).kind
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
-    logging.raiseExceptions = False  # a terminal that has gone must not end training
     work_class: type[Work[Any]] = pkgutil.resolve_name(WORK[kind])
     gc.enable()
     inlet, outlet = launcher_streams()

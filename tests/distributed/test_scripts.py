@@ -263,7 +263,7 @@ def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> Non
 
 
 DRAWING = """
-import sys, time
+import logging, sys, time
 from pathlib import Path
 import poseidon
 rank = poseidon.this_worker().rank
@@ -274,6 +274,7 @@ for part in (0, 50, 100):
     while part < 100 and not Path(f"seen{part}").exists():
         time.sleep(0.01)
 print(file=sys.stderr)
+logging.error("part %d", "no number")
 """
 
 
@@ -297,6 +298,7 @@ def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_
         terminal.wait_for("finished")
     assert "\r0% of rank 0\r50% of rank 0\r100% of rank 0\r\n" in terminal.text
     assert "of rank 1" not in terminal.text
+    assert "--- Logging error ---" in terminal.text
     for rank in (0, 1):
         log = (folder / "out" / f"worker_{rank}.log").read_text(encoding="utf-8")
         own = [line for line in log.splitlines() if f"of rank {rank}" in line]

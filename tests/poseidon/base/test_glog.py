@@ -67,8 +67,18 @@ def test_a_name_neither_forges_a_line_nor_moves_the_cursor(tmp_path: Path) -> No
     assert text.rstrip().endswith(r"layer a\nI1126 20:40:16.0 1 x:1] forged\x1b[2J\r\x9b")
 
 
-def test_a_disk_that_is_full_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a worker
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_terminal_that_has_gone_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with setup(stream=Gone()):
+        logging.getLogger("poseidon").info("line")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_disk_that_is_full_is_told_once() -> None:
     stream = io.StringIO()
     with setup(stream=stream, file=Path("/dev/full")):
         for number in range(3):
