@@ -92,7 +92,7 @@ def parse(arguments: list[str]) -> ShardDocument:
     parser.add_argument("--job", metavar="ID", help="marks the process as part of a job")
     flags = parser.parse_args(arguments)
     if flags.stdin:
-        return _from_launcher(flags.shard, sys.stdin.readline())
+        return _from_document(sys.stdin.readline(), flags.shard)
     if flags.listen is None or flags.workers is None:
         parser.error("--listen and --workers are required (or --stdin)")
     if not _is_address(flags.listen):
@@ -131,27 +131,21 @@ def _read_token(path: Path) -> bytes:
     return token
 
 
-def _from_launcher(shard: int, line: str) -> ShardDocument:
-    try:
-        return _from_document({"shard": shard, **json.loads(line)})
-    except (ValueError, TypeError) as error:
-        raise _misfit(error) from error
-
-
-def _from_document(fields: object) -> ShardDocument:
+def _from_document(given: object, shard: int | None = None) -> ShardDocument:
     """Return the document of a supervised shard.
+
+    Args:
+        given: the fields; or a line of JSON, which need not have the number of the shard.
+        shard: that number.
 
     Raises:
         SpecError: a field is missing or has a different type.
     """
     try:
+        fields = {"shard": shard, **json.loads(given)} if isinstance(given, str) else given
         return value_of(ShardDocument, fields)
-    except ValueError as error:
-        raise _misfit(error) from error
-
-
-def _misfit(error: Exception) -> SpecError:
-    return SpecError(f"the launcher's document is not what a shard expects: {error}")
+    except (ValueError, TypeError) as error:
+        raise SpecError(f"the launcher's document is not what a shard expects: {error}") from error
 
 
 def _is_address(address: str) -> bool:

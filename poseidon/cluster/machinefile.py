@@ -398,18 +398,16 @@ def _read_role(value: str, place: str) -> HostRole:
         ) from error
 
 
-def _read_port(value: str, place: str) -> int:
-    port = parse_number(value, f"{place}: ssh_port", highest=HIGHEST_PORT)
-    if not port:
-        raise MachinefileError(f"{place}: ssh_port must be a port from 1 to {HIGHEST_PORT}, not 0")
-    return port
+def _above_0(name: str, highest: int) -> Callable[[str, str], int]:
+    """Return the reader of an option whose values are whole numbers from 1 on."""
 
+    def read(value: str, place: str) -> int:
+        number = parse_number(value, f"{place}: {name}", highest=highest)
+        if not number:
+            raise MachinefileError(f"{place}: {name} must be 1 to {highest}, not 0")
+        return number
 
-def _read_workers(value: str, place: str) -> int:
-    workers = parse_number(value, f"{place}: workers", highest=MOST_WORKERS)
-    if not workers:
-        raise MachinefileError(f"{place}: workers must be 1 to {MOST_WORKERS}, not 0")
-    return workers
+    return read
 
 
 def _read_gpus(value: str, place: str) -> str:
@@ -438,9 +436,9 @@ _EXPECTED_PATH = ": expected a path from / or ~/ on, of letters, digits and any 
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "role": _read_role,
     "user": _matching("user", _USER, " is not a user name"),
-    "ssh_port": _read_port,
+    "ssh_port": _above_0("ssh_port", HIGHEST_PORT),
     "gpus": _read_gpus,
-    "workers": _read_workers,
+    "workers": _above_0("workers", MOST_WORKERS),
     "python": _matching("python", _PYTHON, f"{_EXPECTED_PATH}, or a program's name"),
     "workdir": _matching("workdir", _PATH, _EXPECTED_PATH),
 }

@@ -38,11 +38,7 @@ def jobs_of_machinefile(
         hostfile: absolute path, links resolved.
         hosts: its lines; None when the file is gone.
     """
-    same_file = tuple(
-        record
-        for record in records
-        if record.hostfile is not None and Path(record.hostfile) == hostfile
-    )
+    same_file = tuple(record for record in records if record.hostfile == str(hostfile))
     if same_file or not hosts or not all(host.port for host in hosts):
         return same_file
     lines = digest_of(hosts)
@@ -64,11 +60,7 @@ def remote_jobs_of_machinefile(
     same = tuple(record for record in records if record.digest == lines)
     if all(host.port for host in hosts):
         return same
-    return tuple(
-        record
-        for record in same
-        if record.hostfile is not None and Path(record.hostfile) == hostfile
-    )
+    return tuple(record for record in same if record.hostfile == str(hostfile))
 
 
 MOST_HOSTS = 8

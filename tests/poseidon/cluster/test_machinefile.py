@@ -214,7 +214,7 @@ def test_other_legal_values(word: str) -> None:
         ("user=a;b", "is not a user name"),
         ("user=a\x00", "is not a user name"),
         ("user=a\n", "is not a user name"),
-        ("ssh_port=0", "ssh_port must be a port from 1 to 65535"),
+        ("ssh_port=0", "ssh_port must be 1 to 65535"),
         ("ssh_port=65536", "ssh_port must be a whole number"),
         ("ssh_port=-1", "ssh_port must be a whole number"),
         ("ssh_port=22;reboot", "ssh_port must be a whole number"),
