@@ -150,7 +150,7 @@ class _Driver(JobListener):
                 lambda role: ProcessSpec(
                     name=role.process, argv=("program",), first_line=first_line.encode()
                 ),
-                job.site,
+                job.site.start,
                 listener=self,
                 settings=SupervisionSettings(stall_timeout_s=STALL_S),
                 registration=_NO_RECORD,
