@@ -199,40 +199,31 @@ class _Scheduler(NamedTuple):
 
     Attributes:
         name: in messages.
-        marks: by which it is recognized.
         rank, size, local_rank: of a task; the local rank may be unset.
+        mark: one by which it is recognized, beside the rank.
     """
 
     name: str
-    marks: tuple[str, ...]
     rank: str
     size: str
     local_rank: str
+    mark: str
 
 
-_TORCHRUN = _Scheduler(  # or anything else that sets these
-    "torchrun", ("RANK", "WORLD_SIZE"), "RANK", "WORLD_SIZE", "LOCAL_RANK"
-)
+# or anything else that sets these
+_TORCHRUN = _Scheduler("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", mark="WORLD_SIZE")
 _OPEN_MPI = _Scheduler(
     "mpirun (Open MPI)",
-    ("OMPI_COMM_WORLD_RANK",),
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    mark="OMPI_COMM_WORLD_RANK",
 )
 _HYDRA = _Scheduler(  # and what comes of MPICH
-    "mpirun (MPICH, Intel MPI)",
-    ("PMI_RANK", "MPI_LOCALRANKID"),
-    "PMI_RANK",
-    "PMI_SIZE",
-    "MPI_LOCALRANKID",
+    "mpirun (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", mark="MPI_LOCALRANKID"
 )
 _KUBERNETES = _Scheduler(  # an Indexed Job
-    "Kubernetes", ("JOB_COMPLETION_INDEX",), "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK"
+    *("Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK"), mark="JOB_COMPLETION_INDEX"
 )
-_SLURM = _Scheduler(
-    "srun", ("SLURM_PROCID", "SLURM_STEP_ID"), "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"
-)
+_SLURM = _Scheduler("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", mark="SLURM_STEP_ID")
 _INNERMOST_FIRST = (_TORCHRUN, _OPEN_MPI, _HYDRA, _KUBERNETES, _SLURM)
 
 
@@ -265,7 +256,10 @@ def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
     Raises:
         UsageError: no scheduler has started this process, or a variable is missing or illegal.
     """
-    scheduler = next((one for one in _INNERMOST_FIRST if all(map(variables.get, one.marks))), None)
+    marked = (
+        one for one in _INNERMOST_FIRST if variables.get(one.rank) and variables.get(one.mark)
+    )
+    scheduler = next(marked, None)
     if scheduler is None:
         raise UsageError(
             "no RANK and WORLD_SIZE (torchrun), SLURM_PROCID (srun), OMPI_COMM_WORLD_RANK or "

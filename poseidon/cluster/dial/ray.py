@@ -25,7 +25,7 @@ from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.dial.ray_cluster import RayCluster, connect_to_cluster, reason_of
-from poseidon.cluster.dial.ray_resources import ChannelKeys, Resources, SealError, pinned
+from poseidon.cluster.dial.ray_resources import ChannelKeys, Resources, Seal, SealError, pinned
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError, printable
 from poseidon.version import __version__
@@ -99,14 +99,19 @@ class AgentActor:
 
     def get(self, timeout_s: float) -> list[bytes] | None:
         """Return messages of the agent, none if there are none in time; None once it has ended."""
-        message = self._channel.receive(timeout_s)
-        batch: list[bytes] = []
-        size_bytes = 0
-        while message:
-            batch.append(self._send.seal(message))
-            size_bytes += len(message)
-            message = self._channel.poll() if size_bytes < MAX_BATCH_BYTES else None
+        batch = _sealed(self._send, self._channel.receive(timeout_s), self._channel)
         return None if not batch and self._channel.closed else batch
+
+
+def _sealed(seal: Seal, message: bytes | None, channel: QueueChannel) -> list[bytes]:
+    """Return a message, and those that wait behind it, sealed; none where there is none."""
+    batch: list[bytes] = []
+    size_bytes = 0
+    while message:
+        batch.append(seal.seal(message))
+        size_bytes += len(message)
+        message = channel.poll() if size_bytes < MAX_BATCH_BYTES else None
+    return batch
 
 
 class RayDialer(Dialer):
@@ -292,12 +297,7 @@ class _Pump:
 
     def _send(self) -> None:
         while (message := self._channel.receive()) is not None:
-            batch = [self._send_seal.seal(message)]
-            size_bytes = len(message)
-            while size_bytes < MAX_BATCH_BYTES and (more := self._channel.poll()):
-                batch.append(self._send_seal.seal(more))
-                size_bytes += len(more)
-            self.call("put", batch)
+            self.call("put", _sealed(self._send_seal, message, self._channel))
 
     def _receive(self) -> None:
         while (batch := self.call("get", POLL_S)) is not None:
