@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -26,8 +25,8 @@ from poseidon.errors import JobError, UsageError
 from tests.poseidon.caffe.data.prepare.test_split import make_rows
 from tests.support.databases import make_pictures
 from tests.support.ssh_hosts import SshHosts
+from tests.support.training_processes import poseidon_here
 
-ROOT = Path(__file__).resolve().parents[4]
 LARGE_BYTES = 16_000_000
 
 
@@ -249,24 +248,15 @@ def bring_lists(hosts: SshHosts, clients: Sequence[Host]) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 def test_real_hosts_get_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     source = make_pictures(tmp_path / "db", 6)
     with SshHosts(tmp_path, 2) as hosts:
+        monkeypatch.setenv("HOME", str(hosts.home))
         lines = [f"{k} {host.address} 0 workdir=~/data" for k, host in enumerate(hosts)]
         (tmp_path / "machines").write_text("\n".join(lines))
-        words = ["partition_data", "--hostfile=machines", "--distribute", "db"]
-        argv = [sys.executable, "-m", "poseidon", *words]
-        environment = {**hosts.environment(), "PYTHONPATH": str(ROOT)}
         for sent in (True, False):
-            done = subprocess.run(
-                argv,
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            words = ("partition_data", "--hostfile=machines", "--distribute", "db")
+            done = poseidon_here(tmp_path, *words)
             assert done.returncode == 0, done.stderr
             assert done.stdout.count("1 file, 1 of them sent") == (2 if sent else 0)
         for number, host in enumerate(hosts):
