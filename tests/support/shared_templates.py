@@ -10,12 +10,16 @@ from contextlib import contextmanager
 
 from poseidon.cluster.agent import host
 from poseidon.cluster.agent.template import Template, Templates
+from poseidon.engine.document import WorkKind
+from poseidon.launcher.processes import imports_of
 
 READ_BY_IMPORTS = (
     *("PATH", "HOME", "PYTHON", "LD_", "LANG", "LC_", "OMP_", "MKL_", "MALLOC_", "GLIBC_"),
     *("TORCH", "KMP_", "POSEIDON_NATIVE"),
 )
 """How the names of variables begin that imports read; a fork is given the others."""
+IMPORTS = tuple(dict.fromkeys(name for kind in WorkKind for name in imports_of(kind)))
+"""Jobs of all kinds share a template: beside torch, what each of them imports takes no time."""
 MOST = 4
 """Templates at a time: each holds the memory of its imports."""
 
@@ -39,8 +43,11 @@ class SharedTemplates(Templates):
         read = {
             name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS)
         }
-        template = super().of(python, (*imports, *self.more), read, "/")
+        modules = tuple(dict.fromkeys((*IMPORTS, *imports, *self.more)))
+        template = super().of(python, modules, read, "/")
         with self._lock:
+            key = next(key for key, known in self._known.items() if known is template)
+            self._known[key] = self._known.pop(key)  # one that is in use is closed last
             while len(self._known) > MOST:
                 self._known.pop(next(iter(self._known))).close()
         return template
