@@ -217,6 +217,9 @@ class GroupLoop:
 
     def _on_forward(self, kind: type[nn.Module], module: nn.Module, *_: object) -> None:
         self.context.check_start()
+        if self.reads.is_fork:
+            self.reads.check_process()
+            return
         if type(self.module) is not kind:
             raise UsageError(
                 f"the module became a {type(self.module).__name__} after distribute(); call "
@@ -244,6 +247,7 @@ class GroupLoop:
         session = self.session
         if session.state is State.BACKWARD:
             return
+        self._check_process("backward")
         self.update.check_backward()
         self.weights.check_weighed()
         if session.passes and self.hooks.are_cleared(besides=parameter):
@@ -305,6 +309,7 @@ class GroupLoop:
             KeyboardInterrupt: the job was asked to stop, and the loop has continued.
         """
         self.context.check_start()
+        self._check_process("step")
         if self.session.state is not State.CLOSED and self.is_asked_to_stop():
             raise KeyboardInterrupt(f"the job was asked to stop after step {self.session.steps}")
         self.session.check(event, call="step()")
@@ -376,7 +381,16 @@ class GroupLoop:
     def check_open(self, call: str) -> None:
         """Refuse a call that needs the other workers after `close`. One worker alone needs none."""
         self.context.check_start()
+        self._check_process(call)
         self.session.check(LoopEvent.COLLECT, call=f"{call}()")
+
+    def _check_process(self, call: str) -> None:
+        """Refuse a fork of this worker, which has no connections to the others."""
+        if self.reads.is_fork and self.context.worker.size > 1:
+            raise UsageError(
+                f"{call}() was called in a process that this worker has started, which takes no "
+                "part in the job; call it in the worker, or train a copy.deepcopy() of the module"
+            )
 
     def leave(self) -> None:
         """Settle at the end of a `with` block that has no error."""

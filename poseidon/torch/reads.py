@@ -238,6 +238,19 @@ class Reads:
         for index in list(self._own):
             self.came(index)
 
+    @property
+    def is_fork(self) -> bool:
+        """Whether this is a process that the worker has forked: no value comes here."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Refuse a fork of the worker that needs values which were on their way as it was forked."""
+        if self._own and self.is_fork:
+            raise UsageError(
+                "a process that was started after step(), such as a loader's, reads a parameter "
+                "before its new value has arrived; call group.settle() before starting the process"
+            )
+
     def read(self, tensor: Tensor | OnItsWay) -> None:
         """Bring the value of a tensor.
 
@@ -245,11 +258,7 @@ class Reads:
             UsageError: it cannot be read now, or here.
             ServerError: it did not come.
         """
-        if os.getpid() != self._process:
-            raise UsageError(
-                "a process that was started after step(), such as a loader's, reads a parameter "
-                "before its new value has arrived; call group.settle() before starting the process"
-            )
+        self.check_process()
         with self.turn:
             if isinstance(tensor, OnItsWay):
                 self._bring(self._indices[tensor])

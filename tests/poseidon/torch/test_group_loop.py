@@ -221,6 +221,31 @@ def test_what_only_one_way_can_do_wrong() -> None:
         together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))
 
 
+@pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
+def test_a_process_that_a_worker_has_forked_takes_no_part(how: How) -> None:
+    """It may run the module once all values are there."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        a_step(module, group, torch.ones(2, 3))
+        worker, group._loop.reads._process = group._loop.reads._process, -1
+        if isinstance(how, SGD):
+            with pytest.raises(UsageError, match=r"before its new value has arrived; .*settle"):
+                module(torch.ones(2, 3))
+            group._loop.reads._process = worker
+            group.settle()
+            group._loop.reads._process = -1
+        loss = module(torch.ones(2, 3)).sum()
+        calls: list[Callable[[], object]] = [loss.backward, group.step, lambda: group.mean(1.0)]
+        for call in calls:
+            with pytest.raises(UsageError, match=r"\(\) was called in a process that this worker"):
+                call()
+        group._loop.reads._process = worker
+        a_step(module, group, torch.ones(2, 3))
+        assert group.steps == 2
+
+    together(2, lambda _: Normed(), how, body, member=member())
+
+
 def test_a_rate_set_between_steps_counts_from_the_next_one() -> None:
     module = nn.Linear(1, 1, bias=False)
     module.weight.data.fill_(0)
