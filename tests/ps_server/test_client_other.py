@@ -15,19 +15,9 @@ import zmq
 from ps_server import Server, Shard, ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
-VERSION = 3
-HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    9,
-    17,
-    18,
-)
+VERSION = 4
+HELLO, CREATE, INITIAL, PUSH, CLOCK, LEAVE = 1, 2, 4, 5, 8, 15
+WELCOME, VALUE, FRESH, FAULT = 21, 23, 26, 30
 RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0, 0.0, False, None]
 TABLE = ["w", 3, 0, 0, RULE, "gradients", None, [], 0, "float32", 0]
 STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], 12, [], "float32", False, None, 0, 0.0, []]
