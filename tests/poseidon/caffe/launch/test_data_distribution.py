@@ -248,6 +248,7 @@ def bring_lists(hosts: SshHosts, clients: Sequence[Host]) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 def test_real_hosts_get_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     source = make_pictures(tmp_path / "db", 6)
     with SshHosts(tmp_path, 2) as hosts:
