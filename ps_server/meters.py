@@ -14,6 +14,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ps_server.protocol.messages import GetRows, Push, PushRows, Rows, Value
 from ps_server.protocol.settings import StoreSpec
@@ -126,57 +127,39 @@ class ServerMeter:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._bytes_in = self._bytes_out = 0
-        self._messages_in = self._messages_out = 0
-        self._queue = self._longest_queue = 0
-        self._busy_s = 0.0
+        self._counted = ShardStatistics()
         self._since_s: float | None = None
 
     def begin(self, queue: int) -> None:
         """Note that so many packets have come, of one message or more each, and are handled now."""
         self._since_s = self._now()
-        self._queue = queue
-        self._longest_queue = max(self._longest_queue, queue)
+        self._counted.queue = queue
+        self._counted.longest_queue = max(self._counted.longest_queue, queue)
 
     def received(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
         """Count a message."""
-        self._messages_in += 1
-        self._bytes_in += payload_bytes(frames)
+        self._counted.messages_in += 1
+        self._counted.bytes_in += payload_bytes(frames)
 
     def handled(self) -> None:
         """Note that one of the packets is handled."""
-        self._queue -= 1
+        self._counted.queue -= 1
 
     def sent(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
         """Count a message that is handed to the network."""
-        self._messages_out += 1
-        self._bytes_out += payload_bytes(frames)
+        self._counted.messages_out += 1
+        self._counted.bytes_out += payload_bytes(frames)
 
     def end(self) -> None:
         """Note that all of them are handled."""
         if self._since_s is not None:
-            self._busy_s += self._now() - self._since_s
+            self._counted.busy_s += self._now() - self._since_s
             self._since_s = None
 
-    def statistics(
-        self, *, updates: int, memory_bytes: int, refused: int, dropped: int
-    ) -> ShardStatistics:
-        """Return all counters, including the shard's own."""
-        return ShardStatistics(
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-            messages_in=self._messages_in,
-            messages_out=self._messages_out,
-            queue=self._queue,
-            longest_queue=self._longest_queue,
-            updates=updates,
-            busy_s=self._busy_s,
-            memory_bytes=memory_bytes,
-            refused=refused,
-            dropped=dropped,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            * 1024,  # Linux counts in KiB
-        )
+    def statistics(self, **own: int) -> ShardStatistics:
+        """Return all counters, including the shard's own, which are given."""
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # as Linux counts
+        return replace(self._counted, **own, peak_bytes=1024 * kib)
 
 
 class StallMeter:

@@ -52,9 +52,9 @@ class ClientStatistics:
     row_tables: Sequence[TableStatistics] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ShardStatistics:
-    """One shard.
+    """One shard; its meter counts in one of these.
 
     Attributes:
         bytes_in: payload received.

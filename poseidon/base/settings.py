@@ -206,29 +206,20 @@ def restrain_ray() -> None:
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 
-def variable_of_tasks(environment: Mapping[str, str] | None = None) -> str:
+def variable_of_tasks() -> str:
     """Return `WORLD_SIZE=2` if torchrun has started this process as one of two;
     likewise for mpirun and srun. Else nothing.
-
-    Args:
-        environment: variables by name; by default this process's.
     """
-    variables = os.environ if environment is None else environment
     for rank, size in _TASKS:
-        count = variables.get(size, "")
-        if variables.get(rank) and count.isdecimal() and int(count) > 1:
+        count = os.environ.get(size, "")
+        if os.environ.get(rank) and count.isdecimal() and int(count) > 1:
             return f"{size}={count}"
     return ""
 
 
-def are_threads_set(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether the user has set the number of threads of torch's arithmetic.
-
-    Args:
-        environment: variables by name; by default this process's.
-    """
-    variables = os.environ if environment is None else environment
-    return bool(variables.get("OMP_NUM_THREADS") or variables.get("MKL_NUM_THREADS"))
+def are_threads_set() -> bool:
+    """Return whether the user has set the number of threads of torch's arithmetic."""
+    return bool(os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"))
 
 
 def _state_folder(variables: Mapping[str, str]) -> Path:

@@ -85,8 +85,11 @@ def test_data_folder() -> None:
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ""),
     ],
 )
-def test_tasks_of_a_scheduler(variables: dict[str, str], found: str) -> None:
-    assert variable_of_tasks(variables) == found
+def test_tasks_of_a_scheduler(
+    variables: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", variables)
+    assert variable_of_tasks() == found
 
 
 def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +109,11 @@ def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variables", "are_set"),
     [({}, False), ({"OMP_NUM_THREADS": ""}, False), ({"MKL_NUM_THREADS": "2"}, True)],
 )
-def test_whether_the_user_has_set_threads(variables: dict[str, str], are_set: bool) -> None:
-    assert are_threads_set(variables) == are_set
+def test_whether_the_user_has_set_threads(
+    variables: dict[str, str], are_set: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", variables)
+    assert are_threads_set() == are_set
 
 
 @pytest.mark.parametrize(
