@@ -44,6 +44,7 @@ from poseidon.torch.process_group.functions import register
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.process_group.work import Calls
 from poseidon.torch.script_process import (
+    call_excepthook,
     free_address,
     import_compiler_late,
     output_to_log,
@@ -183,6 +184,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 except BaseException as error:
                     if is_failure(error):
                         context.fail(error)
+                        lost = found_in(error)
+                        if lost is None or not self.pauses_after(lost):
+                            call_excepthook(error, self._file)
                     raise
         except StartEnded as end:
             raise end.error from None

@@ -292,6 +292,21 @@ def run_script(document: ScriptDocument) -> None:
         _end_fork(SystemExit())
 
 
+def call_excepthook(error: BaseException, script: str) -> None:
+    """Call the script's own `sys.excepthook`, if it has set one, with a traceback that begins in the
+    script. What the hook raises is logged.
+    """
+    if sys.excepthook is sys.__excepthook__:
+        return
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    try:
+        sys.excepthook(type(error), error, trace or error.__traceback__)
+    except Exception:
+        LOGGER.exception("the script's sys.excepthook failed")
+
+
 class _PresentMain(ModuleType):
     """The module of a process that `multiprocessing` has spawned, by whose name it sends objects of
     the script's classes: here they are in the present `__main__`.

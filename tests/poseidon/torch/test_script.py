@@ -253,6 +253,28 @@ def test_a_script_has_the_names_that_plain_python_gives_it(
     assert sys.modules["__main__"].count == 0  # what its threads and exit functions pickle
 
 
+HOOKED = """
+import sys
+def hook(kind, error, trace):
+    with open("said", "w") as file:
+        file.write(f"{kind.__name__}: {error}, {trace.tb_frame.f_code.co_name}, {trace.tb_lineno}")
+    raise OSError("of the hook")
+sys.excepthook = hook
+raise ValueError("x")
+"""
+
+
+def test_a_hook_of_the_script_hears_of_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By such hooks services learn that a run has failed, and scripts log it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    code, event = run(tmp_path, HOOKED, monkeypatch)
+    assert (code, Path("said").read_text()) == (1, "ValueError: x, <module>, 8")
+    assert event["message"].startswith("worker 0: script.py, line 8: ValueError: x (details in ")
+
+
 SENDS_ITS_OWN_CLASS = """
 import multiprocessing
 class Batch:
