@@ -80,7 +80,7 @@ class FakeSite(Site):
         return self.copies
 
     def drop_missing(self) -> tuple[Host, ...]:
-        missing, self._hosts = self._hosts[:1], self._hosts[1:]
+        missing, self.hosts = self.hosts[:1], self.hosts[1:]
         return missing
 
     def close(self) -> None:

@@ -313,7 +313,7 @@ def test_a_job_that_goes_on_with_fewer_hosts_keeps_its_virtual_workers(
     start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token=b"ab", keys=None)
     first = [job.document(role, start) for role in job.plan.workers]
     assert {(one.threads, one.member.virtual_workers) for one in first} == {(3, None)}
-    job.site._hosts = job.site.hosts[:1] + job.site.hosts[3:]
+    job.site.hosts = job.site.hosts[:1] + job.site.hosts[3:]
     job.renew_plan()
     later = [job.document(role, start) for role in job.plan.workers]
     placed = VirtualWorkers((0, 1, 4))
