@@ -200,7 +200,6 @@ def test_histories_come_back_as_a_leaf(tmp_path: Path) -> None:
             decay_mult=1.0,
             parameter=blob,
             layer="ip",
-            layer_type="InnerProduct",
             factors=False,
         )
         return FrozenHistories([info], settings)
