@@ -10,6 +10,7 @@ caffe._caffe.BlobVec`.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -22,7 +23,7 @@ from poseidon.caffe.layers.sources import Input
 from poseidon.caffe.proto.caffe_pb2 import NetState
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.errors import DataError, PoseidonError
-from poseidon.pycaffe.graph import NetGraph, build
+from poseidon.pycaffe.graph import build
 from poseidon.pycaffe.mode import next_context
 from poseidon.pycaffe.nodes import LayerNode
 from ps_server.numerics import prepare_thread
@@ -89,6 +90,8 @@ class NetBase:
         except PoseidonError as error:
             raise original_error(error) from None
         built = self._built
+        # At the end of the process this runs before Python takes modules apart, unlike __del__.
+        weakref.finalize(self, built.compiled.close)
         params = built.compiled.definition.param.layer
         self.name = definition.param.name
         self._layer_names = StringVec(param.name for param in params)
@@ -198,11 +201,6 @@ class NetBase:
     def _call(self, when: str, index: int) -> None:
         for callback in self._callbacks.get(when, ()):
             callback(index)
-
-    def __del__(self) -> None:
-        built: NetGraph | None = getattr(self, "_built", None)
-        if built is not None:
-            built.compiled.close()
 
 
 def _layer_of(definition: NetDefinition, index: int, node: LayerNode) -> NetLayer | CaffeLayer:
