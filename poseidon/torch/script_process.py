@@ -139,7 +139,8 @@ def output_to_log(path: Path, prints: Prints) -> Iterator[None]:
             yield
         finally:
             for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-                with suppress(OSError, ValueError):  # a script may have closed it
+                # a script may have closed it, or may have put what has no `flush`
+                with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
             out.finish()
             err.finish()
@@ -337,14 +338,15 @@ def _end_fork(error: BaseException) -> NoReturn:
     if isinstance(error, SystemExit):
         text = error.code if not isinstance(error.code, int | None) else None
         status = 1 if text is not None else int(error.code or 0) & 0xFF
-    with suppress(OSError, ValueError):  # the script may have closed them
+    try:
         if not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
         elif text is not None:
             print(text, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(status)
+    finally:  # also where a hook of the script fails, or it has closed its streams
+        os._exit(status)
 
 
 def search_as_plain_python(document: ScriptDocument) -> None:

@@ -253,6 +253,26 @@ def test_a_script_has_the_names_that_plain_python_gives_it(
     assert sys.modules["__main__"].count == 0  # what its threads and exit functions pickle
 
 
+WITHOUT_FLUSH = """
+import os, sys
+class Tee:
+    def __init__(self, stream): self.write = stream.write
+sys.stdout, sys.stderr, sys.excepthook = Tee(sys.stdout), None, None
+for error in (SystemExit(0), ValueError()):
+    if os.fork() == 0:
+        raise error
+print("said", [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)])
+"""
+
+
+def test_what_a_script_puts_for_its_streams_need_not_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert run(tmp_path, WITHOUT_FLUSH, monkeypatch) == (0, {"event": "done"})
+    assert capfd.readouterr().out in ("said [0, 1]\n", "said [1, 0]\n")
+
+
 HOOKED = """
 import sys
 def hook(kind, error, trace):
