@@ -50,6 +50,7 @@ from poseidon.torch.script_process import (
     output_to_log,
     run_script,
     search_as_plain_python,
+    silent_excepthook,
     torchrun_variables,
 )
 from poseidon.torch.script_start import StartOfScript
@@ -173,6 +174,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 self._place() as place,
                 running_in(context),
                 self._process_group(context) as undo,
+                silent_excepthook(),
             ):
                 try:
                     with nullcontext() if place is None else place.spawns(undo):

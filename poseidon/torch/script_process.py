@@ -30,7 +30,7 @@ from functools import wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from pkgutil import get_importer
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -293,12 +293,27 @@ def run_script(document: ScriptDocument) -> None:
         _end_fork(SystemExit())
 
 
-def call_excepthook(error: BaseException, script: str) -> None:
-    """Call the script's own `sys.excepthook`, if it has set one, with a traceback that begins in the
-    script. What the hook raises is logged.
+@contextmanager
+def silent_excepthook() -> Iterator[None]:
+    """Let `sys.excepthook` print nothing in this process inside the block, unless the script sets one
+    of its own: its error is reported to the launcher. torch's, which `init_process_group` sets,
+    prints what the hook before it prints. Forks have the hook from before the block.
     """
-    if sys.excepthook is sys.__excepthook__:
-        return
+    before, worker = sys.excepthook, os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != worker:
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
+
+
+def call_excepthook(error: BaseException, script: str) -> None:
+    """Call `sys.excepthook` with a traceback that begins in the script. What it raises is logged."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next

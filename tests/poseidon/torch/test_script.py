@@ -268,7 +268,6 @@ print("said", [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)])
 def test_what_a_script_puts_for_its_streams_need_not_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     assert run(tmp_path, WITHOUT_FLUSH, monkeypatch) == (0, {"event": "done"})
     assert capfd.readouterr().out in ("said [0, 1]\n", "said [1, 0]\n")
 
@@ -289,7 +288,6 @@ def test_a_hook_of_the_script_hears_of_its_error(
 ) -> None:
     """By such hooks services learn that a run has failed, and scripts log it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     code, event = run(tmp_path, HOOKED, monkeypatch)
     assert (code, Path("said").read_text()) == (1, "ValueError: x, <module>, 8")
     assert event["message"].startswith("worker 0: script.py, line 8: ValueError: x (details in ")
