@@ -170,4 +170,6 @@ def test_what_is_interrupted_leaves_no_thread_and_no_descriptor(name: str) -> No
     for _ in range(6):
         together(workers, body, local_workers=local)
         left.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
-    assert left[-1] == left[1]
+    (threads, descriptors), after = left[1], left[-1]
+    assert after[0] <= threads
+    assert after[1] <= descriptors
