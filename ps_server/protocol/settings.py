@@ -324,6 +324,21 @@ class TableSpec:
             )
 
 
+def _difference_of_tables(mine: Sequence[TableSpec], others: Sequence[TableSpec]) -> str:
+    if len(mine) != len(others):
+        return f"has {len(others)} tables; the first worker has {len(mine)}"
+    first, other = next(pair for pair in zip(mine, others, strict=True) if pair[0] != pair[1])
+    if first.name != other.name:
+        return f"has table '{other.name}'; the first worker has '{first.name}' in its place"
+    field = next(
+        name for name in TableSpec.__slots__ if getattr(first, name) != getattr(other, name)
+    )
+    return (
+        f"has table '{other.name}' with {field} {getattr(other, field)}; the first worker has "
+        f"{getattr(first, field)}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpec:
     """Everything that workers and shards must agree on.
@@ -533,8 +548,7 @@ class StoreSpec:
             mine, others = getattr(self, name), getattr(other, name)
             if mine != others and name == "tables":
                 return (
-                    f"brings {len(others)} tables that differ from the {len(mine)} of the first "
-                    "worker; all workers must have the same tensors"
+                    f"{_difference_of_tables(mine, others)}; all workers must have the same tensors"
                 )
             if mine != others:
                 return f"has {name} {others}; the first worker has {mine}"

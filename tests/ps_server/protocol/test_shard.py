@@ -363,7 +363,10 @@ def test_a_rank_is_taken_once() -> None:
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (store(staleness=1), "tables that differ"),
+        (
+            store(staleness=1),
+            "has table 'w' with staleness 1; the first worker has 0; all workers must have the same",
+        ),
         (store(clip=2.0), "has clip 2.0; the first worker has None"),
         (store(workers=3), "expects 3 workers"),
     ],
