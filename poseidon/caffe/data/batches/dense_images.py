@@ -180,8 +180,8 @@ class DenseImageMaker(ListMaker[ImagePair]):
     ) -> None:
         super().__init__(source, pairs, plan)
         self._labels, self._scaling = labels, scaling
-        first = self._line(0)
-        (factor,) = scaling.drawn(plan.share.job_records(0, 1))
+        first = self._first_line()
+        (factor,) = scaling.drawn(np.array([plan.share.client]))
         self.shape = (plan.batch_size, *self._output_shape(self._read(first, factor)[0], first))
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor, Tensor]:

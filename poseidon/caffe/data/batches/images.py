@@ -193,6 +193,12 @@ class ListMaker(Maker, Generic[L]):
         """Return this reader's n-th line."""
         return self._lines[self._order.record(self._plan.share.record(n) + self._skipped)]
 
+    def _first_line(self) -> L:
+        """Return the first line that any reader of the list reads: its image gives all of them
+        one shape.
+        """
+        return self._lines[self._order.record(self._skipped)]
+
     def _batch(self, number: int) -> tuple[list[L], Indices]:
         """Return the lines of a batch, and the numbers of these records in the job."""
         first, size = number * self._plan.batch_size, self._plan.batch_size
@@ -220,7 +226,7 @@ class ImageMaker(ListMaker[Line]):
 
     def __init__(self, source: Path, lines: list[Line], plan: ImagePlan) -> None:
         super().__init__(source, lines, plan)
-        first = self._line(0)
+        first = self._first_line()
         self.shape = (plan.batch_size, *self._output_shape(self._image(first), first))
         kind = torch.uint8 if plan.sends_bytes else torch.float32
         self._buffers = BufferPool(self.shape, kind, device_of(plan.device))

@@ -128,6 +128,13 @@ def test_pictures_of_many_sizes_fill_no_batch(tmp_path: Path) -> None:
         opened.next()
 
 
+def test_workers_agree_on_the_shape_of_pictures_of_many_sizes(source: Path) -> None:
+    cv2.imwrite(str(source.parent / "picture 1.png"), np.zeros((6, 3, 3), np.uint8))
+    for rank in range(2):
+        with reader(source, plan(1, share=Share(first=rank, step=2))) as opened:
+            assert opened.shape == (1, 3, 5, 4)  # the first picture's
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
