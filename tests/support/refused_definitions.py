@@ -78,6 +78,12 @@ DEFINITIONS = (
         says=r"net\.prototxt: the net has no loss to train on",
     ),
     Broken(
+        name="blobs-that-nothing-fills",
+        edit=(net('"Data"', '"Input"'),),
+        says=r"net\.prototxt:2: layer 'data' \(Input\): nothing fills its blobs in a job; use a "
+        r"layer that reads records, such as Data",
+    ),
+    Broken(
         name="layer-type-unknown",
         edit=(net('"InnerProduct"', '"InerProduct"'),),
         says=r"net\.prototxt:8: layer 'ip' .*'InerProduct'.*did you mean 'InnerProduct'\?",

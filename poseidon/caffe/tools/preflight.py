@@ -23,8 +23,11 @@ from pathlib import Path
 from poseidon.base.durable import obstacle_to
 from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.layers.base import Layer, LayerContext
+from poseidon.caffe.layers.database_data import MemoryData
 from poseidon.caffe.layers.python_layer import Python
-from poseidon.caffe.net.compile import checked_layers, plan_phase
+from poseidon.caffe.layers.registry import layer_class
+from poseidon.caffe.layers.sources import Input
+from poseidon.caffe.net.compile import checked_layers, filter_phase, plan_phase
 from poseidon.caffe.net.net_plan import NetPlan
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition
@@ -42,14 +45,27 @@ def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinit
 
     Raises:
         DefinitionError: a net is missing, a layer's type or a bottom is unknown, there is no loss
-            to train on, ...
+            to train on, a layer has blobs that nothing fills, ...
     """
     definition = solver.net_definition()
     plan = plan_phase(definition, solver.train_state(definition))
     require_loss(definition, plan, settings)
     for test in solver.test_nets():
         plan_phase(test.definition, test.state)
+    if settings.max_iter > 0:
+        for net, state in solver.nets_and_states():
+            _require_data(filter_phase(net, state))
     return definition
+
+
+def _require_data(definition: NetDefinition) -> None:
+    for index, layer in enumerate(definition.param.layer):
+        if layer_class(layer.type) in (Input, MemoryData):
+            raise definition.error(
+                index,
+                "nothing fills its blobs in a job; use a layer that reads records, such as Data, "
+                "ImageData or HDF5Data, or fill them in a script (poseidon python)",
+            )
 
 
 def check_layers(
