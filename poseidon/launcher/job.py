@@ -198,6 +198,20 @@ class Job(ABC):
                 f"--elastic=min_workers={request.min_workers}: this job has "
                 f"{counted(plan.worker_count, 'worker')}; expected {plan.worker_count} or less"
             )
+        for worker in plan.workers:
+            if worker.host.gpus not in (None, "cpu"):
+                self._check_gpu(worker)
+
+    def _check_gpu(self, worker: WorkerPlan) -> None:
+        """Refuse a GPU of the machinefile that this machine lacks; other hosts are asked later."""
+        available = self.site.visible_gpus()
+        if available is not None and int(worker.device.removeprefix("cuda:")) >= available:
+            host = worker.host
+            raise UsageError(
+                f"gpus={host.gpus} of client {host.id} on {host.name}: this machine has "
+                f"{counted(available, 'GPU')}, numbered from 0; correct the machinefile, or write "
+                "gpus=cpu there"
+            )
 
     def _make_plan(self, hosts: Sequence[Host]) -> tuple[JobPlan, VirtualWorkers]:
         """Return the plan of the processes, and of the virtual workers that they compute for."""

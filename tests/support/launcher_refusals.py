@@ -189,5 +189,11 @@ if HAS_NO_GPU:
             says=r"--gpu=0: there is no GPU 0",
             code=2,
         ),
+        Broken(
+            name="gpu-of-the-machinefile-without-gpu",
+            edit=(hosts("0 127.0.0.1 0 gpus=0\n"),),
+            says=r"gpus=0 of client 0 on 127\.0\.0\.1: this machine has 0 GPUs, .* gpus=cpu",
+            code=2,
+        ),
         Broken(name="gpu-all-without-gpu", flags=("--gpu=all",), says=r"--gpu=all: no GPU", code=2),
     )

@@ -81,8 +81,9 @@ def test_a_script_of_ddp_takes_the_first_gpus(
     ("gpus", "is_legal"), [(None, True), ("cpu", True), ("0,1", True), ("2,3", False)]
 )
 def test_hosts_give_a_script_of_ddp_their_first_gpus(
-    tmp_path: Path, gpus: str | None, is_legal: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str | None, is_legal: bool
 ) -> None:
+    monkeypatch.setattr(Site, "visible_gpus", lambda _: 4)
     script = tmp_path / "train.py"
     script.write_text("")
     hosts = [Host(id=0, address="127.0.0.1", port=0, gpus=gpus)]
