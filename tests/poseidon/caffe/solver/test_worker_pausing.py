@@ -34,7 +34,7 @@ from tests.support.cluster import serving
 from tests.support.training import write_definitions
 
 V = 6
-ITERATIONS = 40
+ITERATIONS = 60
 WAIT_S = 60.0
 
 
@@ -330,11 +330,11 @@ def test_snapshots_on_disk_are_written_from_those_in_memory(
     first = replace(first, settings=(*first.settings, "snapshot=20"))
     for copies in (1, 0):
         undisturbed(replace(first, copies=copies), tmp_path)
-        paths = [tmp_path / f"snap_iter_{number}.solverstate" for number in (20, 40)]
+        paths = [tmp_path / f"snap_iter_{number}.solverstate" for number in (20, 40, 60)]
         found.append([path.read_bytes() for path in paths])
         collected.append(0)
     assert found[0] == found[1]
-    assert collected[:2] == [1, 2]  # the last one: no iteration follows
+    assert collected[:2] == [1, 3]  # the last one: no iteration follows
 
 
 def test_a_snapshot_on_disk_that_a_loss_came_before_is_written(
