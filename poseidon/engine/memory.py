@@ -50,8 +50,8 @@ class EndOfStart(BaseException):
 def is_failure(error: BaseException | None) -> bool:
     """Return whether the user's code has ended with an error of its own.
 
-    KeyboardInterrupt is none: all workers raise it after the same step, once the job was asked to
-    stop. An error need not be an `Exception`: a panic of a library in Rust is not.
+    KeyboardInterrupt does not count: all workers raise it after the same step, once the job was
+    asked to stop. An error need not be an `Exception`: a panic of a library in Rust is not.
     """
     return error is not None and not isinstance(error, EndOfStart | KeyboardInterrupt)
 

@@ -178,8 +178,10 @@ def _divided_by_name(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> di
 
 
 def part_of(value: Any, sharded: Tensor) -> Tensor:
-    """Return this worker's part of a whole tensor, divided as another one is, or the part that
-    stands for it.
+    """Return this worker's part of a whole tensor, or the part that stands for it.
+
+    Args:
+        sharded: is divided in the same way.
     """
     if isinstance(value, Mapping):
         own: Tensor = value[PART]
@@ -196,11 +198,14 @@ def part_of(value: Any, sharded: Tensor) -> Tensor:
 
 
 def divided(value: Any, like: Any) -> Any:
-    """Return a value of dicts, lists, tuples and whole tensors, with the tensors divided as those
-    of another one are.
+    """Return a value of dicts, lists, tuples and whole tensors, with its tensors divided.
+
+    Args:
+        like: a value of the same form. Its tensors are divided as the result's are to be.
 
     Raises:
-        ValueError: it has this worker's part of a tensor, and the other one no divided tensor there.
+        ValueError: the value has this worker's part of a tensor, and `like` has no divided tensor
+            there.
     """
     if isinstance(value, Mapping) and PART in value:
         if not is_sharded(like):

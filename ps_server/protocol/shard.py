@@ -82,7 +82,7 @@ class Counts:
 
 
 class OpenStore:
-    """A store that workers have created, with all that goes when another one follows it.
+    """A store that workers have created, with all that goes when the next store follows it.
 
     Args:
         store: its description.

@@ -104,7 +104,7 @@ class AgentActor:
 
 
 def _sealed(seal: Seal, message: bytes | None, channel: QueueChannel) -> list[bytes]:
-    """Return a message, and those that wait behind it, sealed; none where there is none."""
+    """Return a message and all messages that wait behind it, sealed; an empty list for None."""
     batch: list[bytes] = []
     size_bytes = 0
     while message:

@@ -219,7 +219,7 @@ class WorkThread:
         self._calls.put(work)
 
     def end(self) -> None:
-        """End the thread, after the calls that were added. Later calls have another one."""
+        """End the thread, after the calls that were added. A later call starts a new thread."""
         self._calls.put(None)
         self._calls, self._ending, self._thread = queue.SimpleQueue(), self._thread, None
 
@@ -258,8 +258,10 @@ class Staging:
         return torch.empty(tensor.numel(), dtype=tensor.dtype, device=where)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Return the tensor's elements, in order, where they are sent from: a view where they are
-        there already. In the host's memory those of a GPU are there after the work so far on its stream.
+        """Return the tensor's elements, in order, in the memory that they are sent from.
+
+        It is a view of the tensor if the tensor lies there. The elements of a GPU's tensor are in
+        the host's memory once the work so far on the GPU's stream has ended.
         """
         device, own = device_of(tensor.device), tensor.detach().contiguous().reshape(-1)
         if self._stays(tensor):
