@@ -225,6 +225,7 @@ class BucketReducer(MeanReducer):
             )
         ]
         self._open(context, tensors, self.module.module, iterations=1)
+        self._watch()
         by_factors = self._exchange.by_factors
         used = {p for p, index in self._index.items() if index in by_factors}
         for parameter in self._taps.keys() - used:

@@ -106,6 +106,7 @@ class ShardReducer(MeanReducer):
             ranks=member.plane_ranks,
         )
         self._open(self._context, tensors, module, shards=planes)
+        self._watch()
 
     def _collect_plane(self, payload: bytes) -> Sequence[bytes]:
         payloads = self._collect(payload)

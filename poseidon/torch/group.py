@@ -298,7 +298,7 @@ class Group:
             A tensor of the same type; the mean of whole numbers is of float64.
 
         Raises:
-            UsageError: the values do not fit each other or are not real, or there is no such op.
+            UsageError: the values do not fit each other or are not real, or `op` is unknown.
         """
         self._loop.check_open("all_reduce")
         how = plain_values.reduction(op)

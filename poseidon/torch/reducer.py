@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from poseidon.base.call_names import STEP
 from poseidon.engine.loop_table import LoopEvent, State
 from poseidon.engine.mean_loop import MeanLoop
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError, counted
-from poseidon.exchange.base import Trained
 
 TAKES_TURNS = (
     "{what} cannot be used with {virtual} virtual workers on {workers}; start as many workers as "
@@ -47,16 +44,8 @@ class MeanReducer(MeanLoop):
         if self._observed is not None and self.is_asked_to_stop():
             raise KeyboardInterrupt(f"the job was asked to stop after step {self._session.steps}")
 
-    def _open(
-        self,
-        context: WorkerContext,
-        tensors: Sequence[Trained],
-        module: nn.Module,
-        *,
-        shards: Sequence[Sequence[Trained]] = (),
-        iterations: int = 0,
-    ) -> None:
-        super()._open(context, tensors, module, shards=shards, iterations=iterations)
+    def _watch(self) -> None:
+        """Begin the first forward pass of the exchange, which is open, and watch its layers."""
         self._on(LoopEvent.FORWARD)
         assert self._observed is not None
         self._observed.watch()

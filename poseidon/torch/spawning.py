@@ -77,7 +77,8 @@ class ScriptEnd:
     """The end of this worker's script, for workers and processes that wait for it.
 
     Attributes:
-        gave: whether a process was told to take a place. Then nobody goes on before the end.
+        gave: whether a process was told to take a place. Other workers and processes then wait for
+            the end.
     """
 
     def __init__(self) -> None:

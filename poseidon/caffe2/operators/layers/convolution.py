@@ -60,7 +60,9 @@ class _FilterGradients(_Filters):
         padding: Sequence[int],
         more: Sequence[int] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the gradients; those of the input are cut as torch's padding differs.
+        """Return the gradients of the filter, and of the bias and the input if they are wanted.
+
+        The gradient of the input is cut to its size where torch pads more than the operator.
 
         Args:
             dy, x, w: the gradient of the output, input and filter, in the order NCHW.

@@ -150,7 +150,7 @@ def test_operators_without_a_form_are_named_all_at_once() -> None:
     net.Unique("x", "u")
     net.UniformFill([], "noise", shape=[3])
     net.Add([net.Relu("x", "r"), "noise"], "sum")
-    with pytest.raises(DefinitionError, match=r"of the net 'odd(_\d+)?': Unique \(u\)"):
+    with pytest.raises(DefinitionError, match=rf"of the net '{net.Name()}': Unique \(u\)"):
         export_predictor(predictor_of(net, ["u", "sum"], x=(3,)))
     trained = core.Net("trained")
     trained.Dropout("x", ["d", "mask"], ratio=0.5)
