@@ -86,7 +86,12 @@ def main() -> int:
     """Run the command of this process's arguments; return the exit code."""
     with ctrl_c_ends_at_once("poseidon"):
         command = import_module("poseidon.cli.main")
-    code: int = command.main()
+    try:
+        code: int = command.main()
+    finally:
+        # a further Ctrl-C ends the process at once: raised in Python's own end it is a traceback
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 
 

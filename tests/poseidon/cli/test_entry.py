@@ -38,6 +38,18 @@ def test_ctrl_c_within_an_import_that_loses_it_is_one_line(imported: str, name: 
     assert (done.returncode, done.stderr) == (130, f"{name}: interrupted\n")
 
 
+def test_ctrl_c_at_the_end_of_python_is_no_traceback() -> None:
+    """Such as the second of two, when the first has ended the job."""
+    program = (
+        "import atexit, os, signal, sys\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "from poseidon.cli.entry import main\nsys.exit(main())"
+    )
+    words = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
