@@ -49,6 +49,7 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from poseidon.base.text_files import escaped
 from poseidon.cluster.machinefile import names_loopback
@@ -316,6 +317,27 @@ def make_app(folders: list[Path], *, token: str = "") -> Starlette:
     )
 
 
+MOST = 64
+"""Connections at a time."""
+
+
+class _Visitor(H11Protocol):
+    """A connection. When one more than `MOST` comes, the oldest ends, of those without a request if
+    there are any: who connects and says nothing takes neither the files nor the places of others.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._came_s = self.loop.time()
+        if len(self.connections) > MOST:
+            oldest = min(self.connections, key=_Visitor._rank)  # type: ignore[arg-type]
+            self.connections.discard(oldest)  # its own end comes later, after the next visitor
+            oldest.transport.abort()
+
+    def _rank(self) -> tuple[bool, float]:
+        return self.cycle is not None and not self.cycle.response_complete, self._came_s
+
+
 END_S = 3.0
 """From a signal to the end of the process, whatever a request waits for."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -363,6 +385,8 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
             log_level="error",
             timeout_graceful_shutdown=1,
             lifespan="off",
+            http=_Visitor,
+            backlog=MOST // 4,  # asyncio accepts so many before it looks at any
         )
         server = _Server(config)
         server.run(sockets=[listener])

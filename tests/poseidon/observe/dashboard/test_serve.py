@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -68,6 +69,28 @@ def test_a_signal_ends_the_page_although_a_file_cannot_be_read(tmp_path: Path) -
             assert page.stdout.readline() == "reads\n"
             page.terminate()
             assert page.wait(30) == 0
+
+
+@pytest.mark.processes
+def test_who_says_nothing_makes_room_for_others() -> None:
+    """Else strangers take all files that the process may open, and asyncio prints it for ever."""
+    command = (
+        "from poseidon.observe.dashboard import serve; serve.MOST = 4;"
+        "raise SystemExit(serve.serve([], host='127.0.0.1', port=0, token=''))"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", command], stdout=-1, text=True) as page,
+        ExitStack() as stack,
+    ):
+        stack.callback(page.terminate)
+        assert page.stdout is not None
+        address = page.stdout.readline().split()[-1]
+        place = "127.0.0.1", urlsplit(address).port
+        silent = [stack.enter_context(socket.create_connection(place, 30)) for _ in range(5)]
+        assert silent[0].recv(1) == b""  # the fifth has taken its place
+        with urlopen(address, timeout=30) as answer:
+            assert answer.status == 200
+        assert silent[1].recv(1) == b""
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
