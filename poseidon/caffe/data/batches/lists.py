@@ -14,11 +14,10 @@ Law: every line is checked, and an error names the line. The format, for each im
 
     # <index>
     <path>
-    <channels>
-    <height>
-    <width>
-    <number of windows>
+    <channels> <height> <width> <number of windows>
     <class> <overlap> <x1> <y1> <x2> <y2>       one a window
+
+Any whitespace may stand between the numbers, as between words of C++'s streams.
 
 Source: caffe's WindowDataLayer.
 """
@@ -175,7 +174,7 @@ def checked_label(label: int, where: str) -> int:
     return label
 
 
-HEADER_LINES = 6
+SIZES, COLUMNS = 4, 6  # channels, height, width and the number of windows; of a window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +221,7 @@ def read_windows(
     images: list[Path] = []
     foreground: list[ImageWindow] = []
     background: list[ImageWindow] = []
-    for path, rows in _blocks(source, lines):
+    for path, rows, _, _ in _blocks(source, lines):
         for number, label, overlap, corners in rows:
             if overlap >= fg_threshold:
                 if label < 1:
@@ -253,50 +252,59 @@ def window_blocks(source: Path, lines: Sequence[str]) -> list[tuple[str, str]]:
         DataError: the file does not have this format.
     """
     kept = [line for line in lines if line.strip()]
-    blocks = []
-    index = 0
-    for path, rows in _blocks(source, kept):
-        end = index + HEADER_LINES + len(rows)
-        blocks.append((path, "".join(f"{line}\n" for line in kept[index:end])))
-        index = end
-    return blocks
+    return [
+        (path, "".join(f"{line}\n" for line in kept[start:end]))
+        for path, _, start, end in _blocks(source, kept)
+    ]
 
 
 Row = tuple[int, int, float, tuple[int, int, int, int]]
 
 
-def _blocks(source: Path, lines: Sequence[str]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the path of each image and its windows with their lines."""
-    index = 0
-    while index < len(lines):
-        if not lines[index].strip():
-            index += 1
+def _blocks(source: Path, lines: Sequence[str]) -> Iterator[tuple[str, list[Row], int, int]]:
+    """Yield the path of each image, its windows with their lines, and the range of its lines."""
+    start = 0
+    while start < len(lines):
+        if not lines[start].strip():
+            start += 1
             continue
-        if not lines[index].startswith("#") or index + HEADER_LINES > len(lines):
+        if not lines[start].startswith("#") or start + 1 == len(lines):
             raise DataError(
-                f"{source}:{index + 1}: expected '# <index>', a path, three sizes and a count, "
-                "one a line"
+                f"{source}:{start + 1}: expected '# <index>' and, on the next line, a path"
             )
-        try:
-            count = int(lines[index + HEADER_LINES - 1])
-        except ValueError:
-            raise DataError(
-                f"{source}:{index + HEADER_LINES}: expected the number of windows"
-            ) from None
-        first = index + HEADER_LINES
-        if count < 0 or first + count > len(lines):
-            raise DataError(f"{source}:{first}: expected {count} windows after this line")
-        rows = [_row(source, number + 1, lines[number]) for number in range(first, first + count)]
-        yield lines[index + 1].strip(), rows
-        index = first + count
+        following = range(start + 2, len(lines))
+        end = next((at for at in following if lines[at].startswith("#")), len(lines))
+        words = [(at + 1, word) for at in range(start + 2, end) for word in lines[at].split()]
+        yield lines[start + 1].strip(), _rows(source, start + 2, words), start, end
+        start = end
 
 
-def _row(source: Path, number: int, line: str) -> Row:
+def _rows(source: Path, number: int, words: Sequence[tuple[int, str]]) -> list[Row]:
+    """Return the windows in the words after the path, which is line `number`."""
+    if len(words) < SIZES:
+        raise DataError(f"{source}:{number}: expected three sizes and a count after this path")
+    at, text = words[SIZES - 1]
+    if not (text.isdecimal() and is_integer(text)):
+        raise DataError(f"{source}:{at}: expected the number of windows, found '{text[:80]}'")
+    rest = words[SIZES:]
+    if len(rest) != COLUMNS * int(text[:_MOST_DIGITS]):
+        raise DataError(
+            f"{source}:{at}: expected {text[:80]} windows of {COLUMNS} numbers, found "
+            f"{len(rest)} numbers"
+        )
+    return [
+        _row(source, rest[first][0], [word for _, word in rest[first : first + COLUMNS]])
+        for first in range(0, len(rest), COLUMNS)
+    ]
+
+
+def _row(source: Path, number: int, words: Sequence[str]) -> Row:
     try:
-        label, overlap, x1, y1, x2, y2 = (float(word) for word in line.split())
+        label, overlap, x1, y1, x2, y2 = map(float, words)
         whole = checked_label(int(label), f"{source}:{number}")
         return number, whole, overlap, (int(x1), int(y1), int(x2), int(y2))
-    except (ValueError, OverflowError):  # not six, not numbers, or infinite
+    except (ValueError, OverflowError):  # not numbers, or infinite
         raise DataError(
-            f"{source}:{number}: expected class, overlap and four corners, found '{line[:80]}'"
+            f"{source}:{number}: expected class, overlap and four corners, found "
+            f"'{' '.join(words)[:80]}'"
         ) from None

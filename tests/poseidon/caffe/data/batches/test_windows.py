@@ -53,6 +53,15 @@ def test_thresholds_divide_the_windows(source: Path) -> None:
     ]
 
 
+def test_any_whitespace_may_stand_between_numbers(source: Path) -> None:
+    by_line = read_windows(source, "", fg_threshold=0.6, bg_threshold=0.5)
+    source.write_text(
+        "# 0\n0.png\n3 20\t30 3 2 0.9 1 2 10 12\n1 0.5 3 3 8 8 0 0.1\n\n0 0 29 19\n"
+        "# 1\n1.png\n3 20 30\n2\n3 0.3 1 1 5 5\n4 0.7 20 10 29 19\n"
+    )
+    assert read_windows(source, "", fg_threshold=0.6, bg_threshold=0.5) == by_line
+
+
 def test_background_comes_first_and_workers_draw_differently(source: Path) -> None:
     with opened(source, sampling(8, foreground=3, cache=True)) as reader:
         assert reader.shape == (8, 3, CROP, CROP)
@@ -116,7 +125,9 @@ def test_context_is_as_wide_as_asked_for() -> None:
         ("0.png\n", r"windows:1: expected '# <index>'"),
         ("# 0\n0.png\n3\n20\n30\nx\n", r"windows:6: expected the number of windows"),
         ("# 0\n0.png\n3\n20\n30\n2\n1 0.9 0 0 1 1\n", r"windows:6: expected 2 windows"),
-        ("# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 1\n", "windows:7: expected class"),
+        ("# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 1\n", "windows:6: expected 1 windows of 6 numbers"),
+        ("# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 1 x\n", "windows:7: expected class"),
+        ("# 0\n0.png\n3\n20\n30\n", "windows:2: expected three sizes"),
         ("# 0\n0.png\n3\n20\n30\n1\n1e999 0.9 0 0 1 1\n", r"windows:7: expected class"),
         ("# 0\n0.png\n3\n20\n30\n1\n2147483648 0.9 0 0 1 1\n", "windows:7: the label 2147483648"),
         ("# 0\n0.png\n3\n20\n30\n1\n0 0.9 0 0 1 1\n", "windows:7: a foreground window has class 0"),
