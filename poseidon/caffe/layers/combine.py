@@ -244,11 +244,11 @@ class ArgMax(Layer):
         self.top_k, self.with_values = param.top_k, param.out_max_val
         if self.by_axis:
             self.axis = canonical_axis(param.axis, shape)
-            choices = shape[self.axis]
+            self.choices = shape[self.axis]
         else:
-            choices = math.prod(shape[1:])
-        if not 1 <= self.top_k <= choices:
-            raise LayerError(f"top_k is {self.top_k}, expected 1 to {choices}")
+            self.choices = math.prod(shape[1:])
+        if not 1 <= self.top_k <= self.choices:
+            raise LayerError(f"top_k is {self.top_k}, expected 1 to {self.choices}")
         if self.by_axis:
             return [(*shape[: self.axis], self.top_k, *shape[self.axis + 1 :])]
         # Caffe keeps at least three axes here.
@@ -258,7 +258,7 @@ class ArgMax(Layer):
     @torch.no_grad()
     def forward(self, bottom: Tensor) -> Tensor:
         axis = self.axis if self.by_axis else 1
-        values = bottom if self.by_axis else bottom.flatten(1)
+        values = bottom if self.by_axis else bottom.reshape(bottom.shape[0], self.choices)
         # A stable ascending sort, reversed, puts the larger index of equal values first.
         ordered, index = values.sort(dim=axis, stable=True)
         last = ordered.shape[axis] - self.top_k

@@ -88,7 +88,7 @@ class MultinomialLogisticLoss(LabelLoss):
         return [()]
 
     def forward(self, probability: Tensor, label: Tensor) -> Tensor:
-        p_NC = probability.flatten(1)
+        p_NC = probability.reshape(probability.shape[0], math.prod(probability.shape[1:]))
         label_N1, _ = label_indices(label.reshape(-1, 1), p_NC.shape[1], None)
         return -log_of(p_NC.gather(1, label_N1)).sum() / p_NC.shape[0]
 

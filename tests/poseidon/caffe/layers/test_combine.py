@@ -58,6 +58,11 @@ def test_argmax_and_its_ties(body: str, expected: list[object]) -> None:
     assert tuple(y.shape) == net.blob_shapes["y"]
 
 
+def test_argmax_of_one_value_an_item() -> None:
+    y = one("ArgMax", "argmax_param { out_max_val: true }", (2,))({"x": torch.tensor([5.0, 7])})
+    assert y["y"].tolist() == [[[0], [5]], [[0], [7]]]
+
+
 def test_argmax_of_pictures_keeps_four_axes() -> None:
     net = one("ArgMax", "argmax_param { out_max_val: true top_k: 2 }", (2, 3, 2, 2))
     x = noise(2, 3, 2, 2)

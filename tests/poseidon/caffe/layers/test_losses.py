@@ -30,6 +30,12 @@ def test_multinomial_and_its_threshold() -> None:
     assert p.grad.flatten().tolist() == pytest.approx([0, 0, -1, -0.5e20, 0, 0], rel=1e-6)
 
 
+def test_multinomial_of_one_probability_an_item() -> None:
+    net = one("MultinomialLogisticLoss", x=(2,), l=(2,))
+    loss = net({"x": torch.tensor([0.5, 1]), "l": torch.zeros(2)})["loss"]
+    assert float(loss) == pytest.approx(-np.log(0.5) / 2, rel=1e-6)
+
+
 @pytest.mark.parametrize("from_file", [True, False])
 def test_infogain(from_file: bool, tmp_path: Path) -> None:
     x, h = noise(2, 3, 2), noise(3, 3, seed=1)
