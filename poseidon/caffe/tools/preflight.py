@@ -15,25 +15,25 @@ workers:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.base.durable import obstacle_to
 from poseidon.caffe.data.databases import Backend
-from poseidon.caffe.layers.base import Layer, LayerContext
+from poseidon.caffe.layers.base import Layer, LayerContext, times
 from poseidon.caffe.layers.database_data import MemoryData
 from poseidon.caffe.layers.python_layer import Python
 from poseidon.caffe.layers.registry import layer_class
-from poseidon.caffe.layers.sources import Input
-from poseidon.caffe.net.compile import checked_layers, filter_phase, plan_phase
+from poseidon.caffe.layers.sources import Input, ReadingSource
+from poseidon.caffe.net.compile import CheckedLayers, checked_layers, filter_phase, plan_phase
 from poseidon.caffe.net.net_plan import NetPlan
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition
 from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.engine.document import WorkerDocument, WorkKind
-from poseidon.errors import DefinitionError, UsageError
+from poseidon.errors import DataError, DefinitionError, UsageError
 from poseidon.flags.values import parts
 
 
@@ -83,22 +83,45 @@ def check_layers(
 
     Raises:
         DefinitionError: a mistake in a net.
-        DataError: a database, list or mean file is missing or broken.
+        DataError: a database, list or mean file is missing or broken; or the records of two clients
+            give weights different shapes.
     """
     left_out = runs_users_code if files_are_here else _left_out_elsewhere
-    params: tuple[ParamInfo, ...] | None = None
+    first: CheckedLayers | None = None
     for context in contexts:
         with ExitStack() as opened:
-            train: Mapping[str, Layer] = {}
-            for number, (net, state) in enumerate(solver.nets_and_states()):
+            train: CheckedLayers | None = None
+            for net, state in solver.nets_and_states():
+                shared = train.by_name if train else {}
                 checked = checked_layers(
-                    net, context, state=state, share_with=train, leave_out=left_out
+                    net, context, state=state, share_with=shared, leave_out=left_out
                 )
                 layers = opened.enter_context(checked)
-                train = train or layers.by_name
-                if number == 0:
-                    params = layers.params
-    return params
+                train = train or layers
+        assert train is not None, "a solver has a train net"
+        first = first or train
+        _require_equal_params(first, train)
+    return first.params if first else None
+
+
+def _require_equal_params(first: CheckedLayers, other: CheckedLayers) -> None:
+    """Raise DataError if the data of two clients give their weights different shapes."""
+    if first.params is None or other.params is None:
+        return
+    if [param.shape for param in first.params] == [param.shape for param in other.params]:
+        return
+    for name, layer in other.by_name.items():
+        before = first.by_name[name]
+        top = layer.param.top[0] if layer.param.top else ""
+        if not (isinstance(layer, ReadingSource) and isinstance(before, ReadingSource)):
+            continue
+        if layer.reader and before.reader and first.shapes[top] != other.shapes[top]:
+            raise DataError(
+                f"layer '{name}': the first records of {layer.reader.source} make '{top}' "
+                f"{times(other.shapes[top])}, those of {before.reader.source} "
+                f"{times(first.shapes[top])}, so that weights of the clients differ in shape; "
+                "bring all records to one size"
+            )
 
 
 def runs_users_code(kind: type[Layer]) -> bool:

@@ -4,8 +4,11 @@ test_broken_inputs.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from poseidon.caffe.layers import registry
@@ -23,6 +26,7 @@ from poseidon.engine.document import read_document
 from poseidon.errors import DataError, DefinitionError, UsageError
 from poseidon.exchange.membership import Membership
 from ps_server.network import Network
+from ps_server.protocol.seats import Seat
 from tests.support.training import write_definitions
 
 
@@ -187,3 +191,20 @@ def test_names() -> None:
 def test_mistakes(line: bytes, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_document(Extraction, line)
+
+
+def test_parts_whose_records_differ_in_size_are_named(tmp_path: Path) -> None:
+    for part, extent in enumerate((4, 5)):
+        cv2.imwrite(str(tmp_path / f"{part}.png"), np.zeros((extent, extent, 3), np.uint8))
+        (tmp_path / f"list_{part}").write_text(f"{part}.png 0\n")
+    data = """layer { name: "d" type: "ImageData" top: "x" top: "t" image_data_param { source: "list"
+      batch_size: 1 shared_file_system: false } }"""
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "y" bottom: "t" top: "loss" }'
+    (tmp_path / "net.prototxt").write_text("\n".join((data, inner("x", "y", 2), loss)))
+    (tmp_path / "solver.prototxt").write_text('net: "net.prototxt" base_lr: 1 lr_policy: "fixed"')
+    solver = read_solver(tmp_path / "solver.prototxt")
+    clients = [
+        replace(ALONE, seat=Seat(host=part, host_count=2), rank=part, workers=2) for part in (0, 1)
+    ]
+    with pytest.raises(DataError, match=r"list_1 make 'x' 1x3x5x5, those of .*list_0 1x3x4x4"):
+        check_layers(solver, clients, files_are_here=True)
