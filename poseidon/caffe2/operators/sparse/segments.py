@@ -178,7 +178,8 @@ def _register_lengths(kind: str, gradient: str, sparse: str | None) -> None:
 
     @operator(f"SparseLengths{kind}", gradient=sparse, expected="N *, I, M")
     def sparse_by_lengths(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        return _by_lengths(kind, _rows(x, indices), lengths)
+        rows = _rows(x, indices)  # a table of 16-bit floats is added up in 32 bits
+        return _by_lengths(kind, rows.float() if rows.dtype == torch.float16 else rows, lengths)
 
 
 def _register_linear_lengths(kind: str) -> None:

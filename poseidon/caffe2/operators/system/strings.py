@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, TextIO
 
 import numpy as np
@@ -82,16 +82,29 @@ def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
 
 
 @operator("Print")
-def print_(x: Any, *, context: Context, to_file: bool = False, limit: int = 1000) -> None:
-    """Print a tensor's first values; `to_file` adds them to `<name>.log` in the root folder."""
-    values = ",".join(_text(value) for value in x.reshape(-1)[:limit].tolist())
-    if to_file:
-        name = context.definition.input[0].replace("/", "_")
-        with open(f"{context.workspace.root_folder}/{name}.log", "a", encoding="utf-8") as file:
-            file.write(f"{values}\n")
-        return
-    shape = ",".join(str(size) for size in x.shape)
-    sys.stderr.write(f"Tensor {context.definition.input[0]} ({shape}): {values}\n")
+class Print:
+    """Prints a tensor's first values in the first of `every_n` runs; `to_file` adds them to
+    `<name>.log` in the root folder.
+    """
+
+    def __init__(
+        self, *, context: Context, to_file: bool = False, limit: int = 1000, every_n: int = 1
+    ) -> None:
+        self.context, self.to_file, self.limit = context, to_file, limit
+        self.runs = cycle(range(every_n))
+
+    def __call__(self, x: Any) -> None:
+        if next(self.runs) > 0:
+            return
+        name = self.context.definition.input[0]
+        values = ",".join(_text(value) for value in x.reshape(-1)[: self.limit].tolist())
+        if self.to_file:
+            path = f"{self.context.workspace.root_folder}/{name.replace('/', '_')}.log"
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{values}\n")
+            return
+        shape = ",".join(str(size) for size in x.shape)
+        sys.stderr.write(f"Tensor {name} ({shape}): {values}\n")
 
 
 def _text(value: Any) -> str:

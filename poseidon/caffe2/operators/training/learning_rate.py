@@ -136,7 +136,7 @@ def _triangle(base: float, top: float, size: int, decay: float) -> Policy:
 
 def _cosine(a: Arguments) -> Policy:
     """Return half cosines from max to min, each `t_mult` times as long, `lr_shrink` as high."""
-    low, high, period = a.real("min_lr", 0.01), a.real("max_lr", 0.05), a.whole("period", 50)
+    low, high, period = a.real("min_lr", 0.1), a.real("max_lr", 0.5), a.whole("period", 50)
     stretch, shrink = a.real("t_mult", 1.0), a.real("lr_shrink", 0.99)
 
     def factor(iteration: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -298,7 +299,12 @@ def lars(
 
 @operator("WeightScale")
 def weight_scale(
-    w: Tensor, iteration: Tensor, *, stepsize: int, upper_bound_iter: int, scale: float = 1.0
+    w: Tensor,
+    iteration: Tensor,
+    *,
+    stepsize: int = sys.maxsize,
+    upper_bound_iter: int = sys.maxsize,
+    scale: float = 1.0,
 ) -> Tensor:
     """Return the parameter times `scale` in each `stepsize`-th iteration up to the bound."""
     number = counted(iteration) + 1

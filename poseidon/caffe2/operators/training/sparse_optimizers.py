@@ -293,13 +293,13 @@ def sparse_lp_regularizer(
     grad: Tensor | None = None,
     *,
     p: float = 2.0,
-    reg_lambda: float = 0.01,
+    reg_lambda: float = 1e-5,
 ) -> Tensor:
     """Return a parameter some of whose rows are moved towards 0, in place.
 
     Args:
         param: the parameter.
-        indices: its rows.
+        indices: its rows; one that comes several times is moved several times.
         grad: the gradient of these rows, without effect.
         p: 2 to scale the rows by 1 - reg_lambda; 1 to move each value by reg_lambda, not beyond 0.
         reg_lambda: the strength.
@@ -309,8 +309,8 @@ def sparse_lp_regularizer(
     """
     if p not in (1, 2):
         raise ValueError(f"p must be 1 or 2, not {p}")
-    rows = indices.reshape(-1).long().unique()
-    old = param[rows]
-    less = old.sign() * (old.abs() - reg_lambda).clamp(min=0)
-    param[rows] = old * (1 - reg_lambda) if p == 2 else less
+    rows, times = indices.reshape(-1).long().unique(return_counts=True)
+    old, count = param[rows], column(times, param)
+    less = old.sign() * (old.abs() - count * reg_lambda).clamp(min=0)
+    param[rows] = old * (1 - reg_lambda) ** count if p == 2 else less
     return param

@@ -88,6 +88,13 @@ def test_weights_by_position() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-4)
 
 
+def test_halves_are_added_up_in_32_bits() -> None:
+    table = np.array([[2048], [1]], "f2")  # their sum is no half
+    for kind, total in (("Sum", 2049), ("Mean", 1024.5)):
+        inputs = [table, np.array([0, 1]), np.array([2], np.int32)]
+        assert run(f"SparseLengths{kind}", inputs)[0] == total
+
+
 def test_no_rows_at_all() -> None:
     empty, none = np.zeros((0, 3), "f4"), np.zeros(0, np.int32)
     assert run("LengthsSum", [empty, none])[0].shape == (0, 3)

@@ -40,6 +40,11 @@ def test_numbers_are_joined() -> None:
 def test_print(capsys: pytest.CaptureFixture[str]) -> None:
     run("Print", [np.arange(5)], 0, limit=3)
     assert capsys.readouterr().err == "Tensor x0 (5): 0,1,2\n"
+    net = core.Net("printing")
+    net.Print([net.ConstantFill([], "x", shape=[1])], [], every_n=2)
+    workspace.CreateNet(net)
+    workspace.RunNet(net, 3)
+    assert capsys.readouterr().err == "Tensor x (1): 0.0\n" * 2
 
 
 def test_assert() -> None:

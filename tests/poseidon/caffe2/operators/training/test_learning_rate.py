@@ -22,11 +22,12 @@ PARTS |= {"sub_policy_1_policy": "exp", "sub_policy_1_gamma": 0.5}
         ("alter", {"active_period": 2, "inactive_period": 3, "active_first": 0}, {2: 0, 3: 1}),
         ("cyclical", {"max_lr": 1.0, "stepsize": 2, "decay": 0.5}, {2: 2, 5: 1.25, 6: 1.5}),
         ("cosine", {"max_lr": 0.5, "min_lr": 0.1, "period": 4, "t_mult": 2.0}, {2: 0.3, 8: 0.297}),
+        ("cosine", {}, {0: 0.5, 25: 0.3, 50: 0.495}),
         ("compositeCyclical", WARMUP | CYCLES, {8: 0.6, 14: 1.5, 22: 1.5}),
         ("composite", {"sub_policy_num_iters": [2, 2], **PARTS}, {1: 3, 2: 3, 3: 0.125}),
     ],
 )
-def test_settings_that_are_not_recorded(
+def test_settings_and_defaults_that_are_not_recorded(
     policy: str, arguments: dict[str, Any], factors: dict[int, float]
 ) -> None:
     for iteration, factor in factors.items():

@@ -57,3 +57,4 @@ def test_weights_are_scaled_now_and_then(number: int, factor: float) -> None:
     settings = {"stepsize": 5, "upper_bound_iter": 10, "scale": 0.5}
     w = numbers(3)
     assert_run("WeightScale", [w, np.array([number])], factor * w, rtol=1e-7, **settings)
+    assert_run("WeightScale", [w, np.array([14])], w * 0.5, stepsize=5, scale=0.5)

@@ -174,9 +174,12 @@ def test_a_count_of_updates_decays() -> None:
 
 @pytest.mark.parametrize("p", [1.0, 2.0])
 def test_some_rows_are_regularized(p: float) -> None:
-    table, rows = np.array([[0.3, -0.05], [1, 2], [-1, 0]], "f4"), np.array([0, 2])
+    table, rows = np.array([[0.3, -0.05], [1, 2], [-1, 0]], "f4"), np.array([0, 2, 2])
     (found,) = run("SparseLpRegularizer", [table, rows], 1, {0: 0}, p=p, reg_lambda=0.1)
-    wanted = [[0.2, 0], [1, 2], [-0.9, 0]] if p == 1 else [[0.27, -0.045], [1, 2], [-0.9, 0]]
+    # row 2 comes twice
+    wanted = [[0.2, 0], [1, 2], [-0.8, 0]] if p == 1 else [[0.27, -0.045], [1, 2], [-0.81, 0]]
     np.testing.assert_allclose(found, wanted, atol=1e-6)
+    (found,) = run("SparseLpRegularizer", [table, rows[1:2]], 1, {0: 0}, p=p)
+    np.testing.assert_allclose(found[2, 0] + 1, 1e-5, rtol=0.02)
     with pytest.raises(RuntimeError, match="p must be 1 or 2"):
         run("SparseLpRegularizer", [table, rows], 1, {0: 0}, p=3.0)
