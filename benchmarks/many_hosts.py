@@ -64,9 +64,8 @@ from poseidon.cluster.job_plan import ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.kill import KillTimeouts
 from poseidon.cluster.jobs.remote_hosts import SshAgents, kill_remote_jobs, list_remote_jobs
 from poseidon.cluster.jobs.this_host import KillRequest
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, SshSettings
 from poseidon.cluster.process import OutputStream, ProcessSpec
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.engine.document import JobDocument, WorkKind

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.this_process import current_context
 from poseidon.torch.ddp import reduce_by_exchange
-from poseidon.torch.trainer_logs import log_of_library
+from poseidon.torch.script_hooks import log_of_library
 
 
 class PoseidonEnvironment(ClusterEnvironment):

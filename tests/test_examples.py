@@ -22,7 +22,7 @@ from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.tools.preflight import check_nets
 from poseidon.cli.main import parse_arguments
 from poseidon.cluster.machinefile import read_machinefile
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from ps_server import Consistency
 from tests.support.training import write_definitions
 from tests.support.training_processes import machinefile, poseidon_here

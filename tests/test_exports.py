@@ -51,7 +51,7 @@ def test_importing_the_package_does_nothing_else() -> None:
 
 def test_what_watches_over_a_host_does_without_torch() -> None:
     program = (
-        "import sys, poseidon.cli.main, poseidon.cli.running_jobs, poseidon.exchange.kinds, "
+        "import sys, poseidon.cli.main, poseidon.cli.running_jobs, poseidon.exchange.options, "
         "ps_server; from ps_server import Precision; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=50).returncode == 0

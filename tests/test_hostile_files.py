@@ -27,7 +27,7 @@ from poseidon.caffe.snapshot.solverstate import read_head
 from poseidon.caffe2.export.files import VALUE_INFO, read_predictor
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.utils import MakeArgument
-from poseidon.engine.packed import unpacked
+from poseidon.engine.leaf import unpacked
 from poseidon.errors import PoseidonError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.observe.metrics.trace_iteration import read_trace

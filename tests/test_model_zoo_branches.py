@@ -13,8 +13,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
-from poseidon.caffe.proto.definition import read_net, read_solver
-from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.proto.definition import filter_net, read_net, read_solver
 
 FOLDER = Path(__file__).parents[1] / "prototxt"
 SOURCES = {

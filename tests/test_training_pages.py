@@ -22,9 +22,8 @@ from torch.utils.data import DataLoader
 from poseidon.engine import this_process
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import Loops, WorkerContext
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.group import Group
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, job_addresses

@@ -22,8 +22,7 @@ from torch.nn import functional
 from benchmarks.gpu_runs.jobs import TOKEN, Body, How, lone_worker, shard_threads, train
 from poseidon.errors import PoseidonError
 from poseidon.exchange.device import DONE, device_of
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions

@@ -30,8 +30,7 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.compute_options import DEFAULT_COMPUTE, Arithmetic, ComputeOptions
 from poseidon.exchange.device import TYPES, choose_fastest, compute_on
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD

@@ -19,8 +19,7 @@ from benchmarks.gpu_runs.jobs import lone_worker, shard_process
 from benchmarks.gpu_runs.nets import DeviceNet
 from benchmarks.testbed.tables import Table
 from poseidon.engine.worker_context import WorkerContext
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD

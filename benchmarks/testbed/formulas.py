@@ -23,8 +23,8 @@ from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, Tr
 from poseidon.exchange.base import Trained
 from poseidon.exchange.build import plan_exchange
 from poseidon.exchange.cost import ExchangePlan
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeKind, Scheme
 from poseidon.observe.plan.shapes import LayerShape, elements
 from ps_server.network import Network
 

@@ -31,7 +31,7 @@ from benchmarks.testbed.worker_settings import (
     WorkerSettings,
     write_settings,
 )
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from ps_server.keys import JobKeys, write_keyring
 
 LIMIT_S = 300.0

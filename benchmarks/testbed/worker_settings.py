@@ -9,8 +9,7 @@ from pathlib import Path
 
 from benchmarks.testbed.shapes import from_json, to_json
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeKind, ExchangeOptions
 from poseidon.observe.plan.shapes import LayerShape
 from ps_server import Precision
 

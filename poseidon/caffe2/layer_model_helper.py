@@ -17,7 +17,6 @@ from typing import Any
 from poseidon.caffe2 import core, schema
 from poseidon.caffe2.layers import dense as _dense  # noqa: F401 - registers its layers
 from poseidon.caffe2.layers import layers
-from poseidon.caffe2.layers import losses as _losses  # noqa: F401 - registers its layers
 from poseidon.caffe2.model_helper import ModelHelper
 from poseidon.caffe2.modeling.parameter_sharing import parameter_sharing_context
 from poseidon.caffe2.optimizer import get_param_device

@@ -33,8 +33,7 @@ from poseidon.caffe.data.staging import Report
 from poseidon.caffe.launch.data_distribution import distribute
 from poseidon.caffe2.images.pictures import find_pictures, make_database, make_two_class
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.cluster.machinefile import Host, read_machinefile
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.machinefile import Host, SshSettings, read_machinefile
 from poseidon.errors import DataError, UsageError
 
 

@@ -28,9 +28,8 @@ from poseidon.cluster.doctor.findings import (
 from poseidon.cluster.doctor.survey import ASKING, MEASURING, HostReport, Subject, Survey, examine
 from poseidon.cluster.host_checks import ask_hosts
 from poseidon.cluster.host_probe import Check, HostNeeds
-from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
+from poseidon.cluster.machinefile import Host, SshSettings, has_remote_hosts, read_machinefile
 from poseidon.cluster.ssh.config import SshConfig
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.launcher.site import launcher_environment
 

@@ -20,8 +20,7 @@ from poseidon.cli.main import parse_arguments
 from poseidon.cluster.dial.tasks import TaskDialer
 from poseidon.cluster.rendezvous import read_key, task_from, write_new_key
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeKind, ExchangeOptions
 from poseidon.flags.flag import values_of
 from poseidon.launcher.job import Job
 from poseidon.launcher.request import JobRequest, ScriptRequest, TrainRequest

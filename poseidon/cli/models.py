@@ -35,8 +35,7 @@ from poseidon.caffe.layers.base import LayerContext, Shape, times
 from poseidon.caffe.layers.registry import import_modules
 from poseidon.caffe.net.compile import checked_layers, filter_phase
 from poseidon.caffe.proto.caffe_pb2 import TEST, TransformationParameter
-from poseidon.caffe.proto.definition import NetDefinition, read_net
-from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.proto.definition import NetDefinition, filter_net, read_net
 from poseidon.caffe.proto.text import to_text
 from poseidon.caffe.tools.preflight import runs_users_code
 from poseidon.caffe.tools.solo import NetRequest, PictureScores, open_net

@@ -16,8 +16,7 @@ from poseidon.base.paths import own_command
 from poseidon.base.text_files import aligned
 from poseidon.cli.doctor import UNITS, over_ssh
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.machinefile import Host, SshSettings, has_remote_hosts, read_machinefile
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.observe.plan.cluster_probe import (
     MOST_HOSTS,

@@ -56,6 +56,26 @@ _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.A
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshSettings:
+    """SSH settings that are the same for all hosts.
+
+    Attributes:
+        config: a file read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
+        connect_timeout_s: for each host, from the lookup of its name to the accepted key.
+    """
+
+    config: Path | None = None
+    connect_timeout_s: float = 15.0
+
+    @classmethod
+    def from_flag(cls, config: str | None) -> SshSettings:
+        """Return the settings for the value of `--ssh_config`; None or empty: OpenSSH's own
+        files.
+        """
+        return cls(config=Path(config) if config else None)
+
+
 class HostRole(Enum):
     """What a host is for."""
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.compute_options import ComputeOptions
-from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import Scheme
 from poseidon.flags.flag import Section, option
 from poseidon.flags.values import count
 from ps_server.json_fields import fields_of, plain, value_of

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from poseidon.engine.packed import unpacked
+from poseidon.engine.leaf import unpacked
 from poseidon.exchange.broadcast import PIECE_BYTES
 from poseidon.exchange.job_control import JobControl
 from ps_server import Collection

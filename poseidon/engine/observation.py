@@ -18,7 +18,6 @@ from poseidon.engine.worker_context import Observed
 from poseidon.errors import JobError
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Built
-from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observer import (
     ExchangeTrace,
     Observer,
@@ -26,6 +25,7 @@ from poseidon.exchange.observer import (
     Traffic,
     WaitTimes,
 )
+from poseidon.exchange.options import Scheme
 from poseidon.observe.metrics.job_statistics import TensorStatistics, WorkerStatistics
 from ps_server.statistics import TableStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer

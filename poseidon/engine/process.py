@@ -38,9 +38,9 @@ import torch
 
 from poseidon.base import glog
 from poseidon.base.settings import folder_of_sockets, hide_descriptors, read_settings
-from poseidon.engine.debugger import ending, refuse_breakpoints
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.this_process import ending, refuse_breakpoints
 from poseidon.engine.work import Work
 from poseidon.errors import (
     PoseidonError,

@@ -25,8 +25,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 from poseidon.engine.kept_state import Copying, KeptState, StateCopy
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource
-from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource, packed, unpacked
 from poseidon.errors import SnapshotError
 from poseidon.exchange.broadcast import Gather, broadcast_bytes, gather_bytes
 from poseidon.exchange.job_control import JobControl

@@ -1,4 +1,8 @@
-"""This process and its script: which worker it is, and where in the script an error comes from.
+"""This process and its script: which worker it is, where in the script an error comes from, and
+`breakpoint()` in it.
+
+Law: a debugger reads the launcher's terminal. Only the worker of a job with one worker, on the
+launcher's host, may do so; see `launcher_streams`.
 
 Law: `PROCESS` is the only process-wide state of this library. A process is one worker, and a user's
 script cannot receive its context as an argument. `poseidon.torch.script` sets it once. Under plain
@@ -8,21 +12,24 @@ script cannot receive its context as an argument. `poseidon.torch.script` sets i
 from __future__ import annotations
 
 import inspect
+import pdb
 import sys
 import traceback
 import warnings
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from poseidon.base.settings import are_threads_set, variable_of_tasks
 from poseidon.engine.worker_context import Closing, LoopJob, Loops, ThisWorker, WorkerContext
-from poseidon.errors import PoseidonError, UsageError
+from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.exchange.watchdog import Watchdog
 from ps_server.numerics import prepare_process, take_code_for_all_alignments
 
 
@@ -228,3 +235,53 @@ def current_line(script: str) -> str:
     while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
     return f"{name}, line {frame.f_lineno}" if frame is not None else ""
+
+
+NO_DEBUGGER = (
+    "breakpoint() needs a terminal, which only a job with one worker on the launcher's host has; "
+    "use --workers=1 and one client"
+)
+ENDED = "the job was ended in its debugger, or the debugger's input has ended"
+
+
+def refuse_breakpoints() -> None:
+    """Let `breakpoint()` raise an error: a debugger would have nothing to read."""
+    sys.breakpointhook = _refuse
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise UsageError(NO_DEBUGGER)
+
+
+def ending(error: BaseException, workers: int) -> JobError | None:
+    """Return the error of a job that has ended in a debugger; None: it ended otherwise.
+
+    Args:
+        error: what has ended the work; pdb's own, or one that follows from it.
+        workers: of the job.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BdbQuit):
+            own = JobError(NO_DEBUGGER if workers > 1 else ENDED)
+            return own.with_traceback(error.__traceback__)
+        cause = cause.__cause__
+    return None
+
+
+@contextmanager
+def unwatched(watchdog: Watchdog) -> Iterator[None]:
+    """Let a person take any time in pdb, or a debugger made of it, inside the block: the loop does
+    not hang.
+    """
+    interact: Any = pdb.Pdb.interaction
+
+    def interaction(*arguments: Any, **named: Any) -> Any:
+        with watchdog.paused():
+            return interact(*arguments, **named)
+
+    pdb.Pdb.interaction = interaction  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        pdb.Pdb.interaction = interact  # type: ignore[method-assign]

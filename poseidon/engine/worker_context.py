@@ -26,8 +26,8 @@ from poseidon.errors import JobError, described
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Built, Connect
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeKind, Scheme
 from ps_server import ServerError
 from ps_server.trace import NO_TRACE, Tracer
 

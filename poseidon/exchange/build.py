@@ -32,10 +32,9 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, Topology, choose
 from poseidon.exchange.exchange import Built, Connect
 from poseidon.exchange.host_exchange import build_on_host, parts_of
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import compressions_of
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import POWERSGD_IN_PARTS, check_virtual_workers
+from poseidon.exchange.options import POWERSGD_IN_PARTS, ExchangeKind, Scheme, check_virtual_workers
 from poseidon.exchange.rounds.local_steps import (
     RoundsCarrier,
     RoundsExchange,

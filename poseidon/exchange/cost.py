@@ -31,9 +31,9 @@ import torch
 from poseidon.base.text_files import aligned
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import Compression, wire_bytes
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeKind, Scheme
 from ps_server import CodecPair, Precision
 
 ELEMENT_BYTES = 4

@@ -17,8 +17,8 @@ from poseidon.exchange.host.contributions import HostTree
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import FlatPiece, HostPieces, cut
 from poseidon.exchange.job_control import LinksControl
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeKind, Scheme
 from poseidon.exchange.server_exchange import BuildArguments, PlanePart, low_rank_of
 from poseidon.exchange.turns import Turns
 from ps_server import PeerLost

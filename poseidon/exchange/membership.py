@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeKind, ExchangeOptions, OnDivergence
 from ps_server.errors import SpecError
 from ps_server.network import Network
 from ps_server.protocol.seats import Seat, seats_of

@@ -20,9 +20,9 @@ from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Built, Connect, Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.job_control import AloneControl, LinksControl, ShardControl
-from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import Scheme
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.placed import pool_tensors, pools_of

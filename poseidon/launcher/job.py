@@ -31,9 +31,8 @@ from poseidon.engine.document import TrainingDocument, WorkKind
 from poseidon.engine.snapshot_runs import COPIES
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import check_virtual_workers
+from poseidon.exchange.options import ExchangeKind, check_virtual_workers
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job_folder import OUTPUT
 from poseidon.launcher.processes import (

@@ -32,10 +32,9 @@ from poseidon.cluster.host_probe import Check
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.jobs.remote_hosts import SshAgents, account_of
 from poseidon.cluster.jobs.this_host import JobList
-from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
+from poseidon.cluster.machinefile import Host, SshSettings, is_loopback, read_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec, for_each_host, format_problems
 from poseidon.cluster.python_command import LauncherEnvironment, checkout
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind

@@ -21,7 +21,7 @@ from poseidon.caffe.proto.caffe_pb2 import (
     Phase,
     PoolingParameter,
 )
-from poseidon.caffe.proto.phase import is_included
+from poseidon.caffe.proto.definition import is_included
 from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import UsageError
 

@@ -26,8 +26,7 @@ from poseidon.caffe.net.net_plan import LayerStep
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter, NetState
 from poseidon.caffe.proto.definition import NetDefinition
-from poseidon.pycaffe.backward_flags import LayerInfo, backward_flags
-from poseidon.pycaffe.nodes import NODES, LayerNode
+from poseidon.pycaffe.nodes import NODES, LayerInfo, LayerNode, backward_flags
 
 Top = tuple[int, int]
 """The index of a layer, and the index of a top of it."""

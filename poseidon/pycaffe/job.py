@@ -18,11 +18,10 @@ from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.state import restore, state_of
 from poseidon.engine.exchange_leaves import ExchangeLeaves
-from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope
+from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope, packed
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import LoopEvent
 from poseidon.engine.mean_loop import MeanLoop
-from poseidon.engine.packed import packed
 from poseidon.engine.state_tree import StateTree
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from poseidon.base.durable import replacing
-from poseidon.engine.packed import mapped, unpacked
+from poseidon.engine.leaf import mapped, unpacked
 from poseidon.engine.snapshot_files import (
     NO_RUN,
     Run,

@@ -24,6 +24,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.engine.mean_loop import MeanReducer, check_one_batch
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
@@ -43,7 +44,6 @@ from poseidon.torch.process_group.functions import (
     replaced,
 )
 from poseidon.torch.process_group.mesh import Mesh
-from poseidon.torch.reducer import MeanReducer, check_one_batch
 from poseidon.torch.tensors import looked_up
 from ps_server import Rule, RuleKind
 

@@ -29,10 +29,9 @@ from poseidon.engine.this_process import (
 )
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import uncompiled
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.factor_rows import Example, rows_by_batch_size, rows_by_example
 from poseidon.torch.group import Group
 from poseidon.torch.options import Buffers, DistributeOptions, Outer, RunsOn

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.loop_table import State
+from poseidon.engine.mean_loop import MeanReducer, check_one_batch
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.base import Trained, local_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
@@ -36,7 +37,6 @@ from poseidon.torch.masters import TYPES
 from poseidon.torch.process_group.backend import PoseidonGroup
 from poseidon.torch.process_group.functions import after_import, ranks_of, replaced
 from poseidon.torch.process_group.worker_parts import ReduceRule
-from poseidon.torch.reducer import MeanReducer, check_one_batch
 from poseidon.torch.shards import Shards, groups_of, wait_for_copy
 from ps_server import Rule, RuleKind
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.engine.leaf import Found, Leaf, Scope
-from poseidon.engine.packed import mapped, on_host
+from poseidon.engine.leaf import Found, Leaf, Scope, mapped, on_host
 from poseidon.exchange.base import is_sharded, like_shard, local_of
 from poseidon.exchange.membership import Membership
 from poseidon.torch.shards import sum_over_host

@@ -23,8 +23,7 @@ from typing import Any
 import cloudpickle
 
 from poseidon.errors import JobError, UsageError, nearest
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.flags.flag import flag_of
 from poseidon.launcher.request import ScriptRequest
 from poseidon.launcher.runner import launch as start

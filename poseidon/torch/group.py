@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from poseidon.engine.leaf import StateSource
+from poseidon.engine.leaf import StateSource, packed
 from poseidon.engine.loop_table import State
-from poseidon.engine.packed import packed
 from poseidon.engine.worker_context import Loop, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes

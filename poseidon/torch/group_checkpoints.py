@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poseidon.engine.leaf import MEMORY, Found, Leaf, Scope, StateSource
+from poseidon.engine.leaf import MEMORY, Found, Leaf, Scope, StateSource, packed
 from poseidon.engine.loop_table import LoopEvent, State
-from poseidon.engine.packed import packed
 from poseidon.engine.snapshot_files import NO_RUN, Run, WrittenSnapshot, make_folder
 from poseidon.engine.snapshot_runs import CHECKPOINT, Prefixes, later_of_others
 from poseidon.errors import SnapshotError, UsageError, counted

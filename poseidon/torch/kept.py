@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from poseidon.engine.leaf import Found, Leaf, Scope
-from poseidon.engine.packed import on_host
+from poseidon.engine.leaf import Found, Leaf, Scope, on_host
 from poseidon.engine.state_tree import StateTree
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.torch.divided_states import divided, shared_leaf

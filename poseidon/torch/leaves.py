@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first
-from poseidon.engine.packed import on_host
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first, on_host
 from poseidon.errors import SnapshotError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.base import is_sharded, local_of

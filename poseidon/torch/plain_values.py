@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.engine.packed import mapped, on_host, packed, unpacked
+from poseidon.engine.leaf import mapped, on_host, packed, unpacked
 from poseidon.errors import UsageError
 from poseidon.torch.process_group.worker_parts import ReduceRule
 

@@ -39,10 +39,15 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import forget_meshes
 from poseidon.torch.ddp import ddp_script, default_group
-from poseidon.torch.lone_steps import counting_steps, ended_alone, noticing_lone_steps
 from poseidon.torch.process_group.functions import register
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.process_group.work import Calls
+from poseidon.torch.script_hooks import (
+    counting_steps,
+    ended_alone,
+    noticing_lone_steps,
+    taking_from_trainer,
+)
 from poseidon.torch.script_process import (
     call_excepthook,
     free_address,
@@ -56,7 +61,6 @@ from poseidon.torch.script_process import (
 from poseidon.torch.script_start import StartOfScript
 from poseidon.torch.spawned import this_machine
 from poseidon.torch.spawning import ScriptPlace
-from poseidon.torch.trainer_logs import taking_from_trainer
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.errors import found_in
 from ps_server.trace import NO_TRACE, Tracer

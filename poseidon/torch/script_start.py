@@ -17,8 +17,8 @@ from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.work import ProgressReporter, TrainingWork
 from poseidon.engine.worker_context import LoopJob, Observed
 from poseidon.exchange.exchange import Built
-from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observer import named_layers
+from poseidon.exchange.options import Scheme
 from ps_server.trace import Tracer
 
 LOGGER = logging.getLogger("poseidon.torch.script")

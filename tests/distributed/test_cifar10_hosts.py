@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from tests.support.cifar10 import make_pictures, shipped_solver
 from tests.support.ssh_hosts import SshHosts
 from tests.support.training import Job, run, weights

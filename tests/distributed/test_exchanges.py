@@ -11,7 +11,7 @@ import pytest
 
 from poseidon.caffe.proto.caffe_pb2 import SolverState
 from poseidon.engine.snapshot_files import seal
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.observe.metrics.job_statistics import read_statistics
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.training_processes import machinefile, make_data, poseidon_here

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.observe.metrics.job_statistics import JobStatistics, read_statistics
 from poseidon.observe.metrics.trace_iteration import merge, trace_files
 from ps_server.trace import Track

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from poseidon.cluster.python_command import module_arguments
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from tests.support.live_processes import none_left
 from tests.support.ray_cluster import RayCluster
 from tests.support.shadowing_files import write_shadowing_files

@@ -11,7 +11,7 @@ import pytest
 from poseidon.caffe.layers import registry
 from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.cli.main import main
-from poseidon.engine.debugger import ENDED
+from poseidon.engine.this_process import ENDED
 from poseidon.launcher.site import Site
 from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training_processes import machinefile, poseidon, poseidon_here

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from tests.support.live_processes import none_left
 from tests.support.training import Job, run, weights, write_definitions
 from tests.support.training_processes import machinefile, make_data, training

@@ -13,8 +13,7 @@ import torch
 
 from poseidon.exchange import build
 from poseidon.exchange.auto.trial import measure
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
 from poseidon.pycaffe import mode
 from tests.poseidon.exchange.auto.test_rates import FAST

@@ -23,7 +23,7 @@ from poseidon.caffe.proto.definition import SolverDefinition
 from poseidon.caffe.solver import checkpoint, trainer, worker
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.worker import SolverWork
-from poseidon.engine import heartbeat, launcher_connection, memory, observation, requests, work
+from poseidon.engine import heartbeat, launcher_connection, memory, observation, work
 from poseidon.engine import snapshot_files as snapshot_writer
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
@@ -283,8 +283,6 @@ def installed(course: Course) -> Iterator[None]:
         *stand_ins(primitives, wire_of),
         (launcher_connection, "threading", primitives.threading),
         (heartbeat, "threading", primitives.threading),
-        (requests, "threading", primitives.threading),
-        (requests, "queue", primitives.queue),
         (launcher_connection, "queue", primitives.queue),
         (launcher_connection, "time", primitives.time),
         (observation, "threading", primitives.threading),

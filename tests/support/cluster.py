@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
 from ps_server.network import Network
 from ps_server.protocol.messages import Array

@@ -17,9 +17,8 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.exchange.replicas import checksum
 from ps_server import Client, Rule, RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers

@@ -11,9 +11,8 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneControl
-from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeOptions, Scheme
 from poseidon.exchange.server.store import StoreLayout, store_spec, table_spec
 from poseidon.exchange.server_exchange import BuildArguments, PlanePart, through_server
 from ps_server import Client, Keeping, StoreSpec

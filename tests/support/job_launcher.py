@@ -22,10 +22,9 @@ from poseidon.cluster.dial.dialer import LocalDialer, close_agents, opened
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
-from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
+from poseidon.cluster.machinefile import Host, SshSettings, has_remote_hosts, read_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec, creation
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.signals import SignalRequests

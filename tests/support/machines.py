@@ -11,9 +11,8 @@ from typing import Any
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server.network import Network
 from ps_server.protocol.seats import seats_of
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses

@@ -20,9 +20,8 @@ from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.worker_context import LoopJob, WorkerContext
 from poseidon.exchange.exchange import Built, Exchange
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch import factor_rows
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group

@@ -24,9 +24,8 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Connect
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Rule
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses

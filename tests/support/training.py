@@ -28,9 +28,8 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.compute_options import DEFAULT_COMPUTE, ComputeOptions
 from poseidon.exchange.device import TYPES
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from poseidon.exchange.replicas import NO_CHECK
 from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.observe.metrics.record import TestRecord, TrainRecord

@@ -16,9 +16,8 @@ from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents
 from poseidon.cluster.dial.ssh import dial_all
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, SshSettings
 from poseidon.cluster.process import format_problems
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.launcher.site import launcher_environment
 

@@ -40,10 +40,9 @@ from poseidon.engine.document import JobDocument, WorkKind
 from poseidon.engine.snapshot_files import sums_path
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import Trained
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import Compression, compressions_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.flags.values import parts
 from poseidon.launcher.closing_lines import model_of
 from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, check_folder, other_iteration

@@ -22,8 +22,7 @@ from poseidon.caffe.net.net import Compiled, Net
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan, plan_net
 from poseidon.caffe.net.params import ParamInfo, ParamTable, derive_seed
 from poseidon.caffe.proto.caffe_pb2 import NetState, Phase
-from poseidon.caffe.proto.definition import NetDefinition
-from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.proto.definition import NetDefinition, filter_net
 from poseidon.engine.document import WorkerDocument
 from poseidon.errors import DataError, DefinitionError
 from poseidon.exchange.device import TYPES

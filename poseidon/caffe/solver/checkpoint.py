@@ -47,7 +47,7 @@ from poseidon.engine.snapshot_files import (
 )
 from poseidon.engine.snapshot_runs import Begun, Prefixes, remove_older
 from poseidon.errors import JobError, SnapshotError
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.options import Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, snapshotting
 from ps_server.rules import history_count
 

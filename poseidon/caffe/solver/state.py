@@ -37,7 +37,7 @@ from poseidon.engine.state_tree import StateTree
 from poseidon.errors import counted
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.options import Scheme
 from ps_server import Rule, RuleKind
 from ps_server.numerics import Computation
 from ps_server.rules import change, history_count

@@ -40,8 +40,7 @@ from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeOptions, Scheme
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.observe.metrics.glog_lines import GlogLine, GlogSink, done, solving, test_interrupted
 from poseidon.observe.metrics.record import Sink

@@ -24,7 +24,6 @@ from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
 from poseidon.caffe.tools.preflight import weight_files
-from poseidon.engine.debugger import unwatched
 from poseidon.engine.document import JobDocument
 from poseidon.engine.kept_state import KeptState
 from poseidon.engine.launcher_connection import LauncherConnection
@@ -32,13 +31,14 @@ from poseidon.engine.memory import Snapshot, SolverMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshot_files import SnapshotSettings, SnapshotWriter
+from poseidon.engine.this_process import unwatched
 from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
 from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.device import choose_fastest
 from poseidon.exchange.exchange import Built
-from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.options import ExchangeKind, Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, number
 from poseidon.observe.metrics.netoutputs import NetOutputs
 from poseidon.observe.metrics.record import Sink, TestRecord, TrainRecord

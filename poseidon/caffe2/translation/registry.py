@@ -23,8 +23,7 @@ import torch
 
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, NetState
-from poseidon.caffe.proto.definition import NetDefinition, parse_net
-from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.proto.definition import NetDefinition, filter_net, parse_net
 from poseidon.caffe.snapshot.caffemodel import LayerBlobs, blobs_of
 from poseidon.caffe2 import utils
 from poseidon.caffe2.operators.layers.windows import Windows

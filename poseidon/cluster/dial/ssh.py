@@ -22,7 +22,7 @@ import paramiko
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.dial.channel import StreamChannel
 from poseidon.cluster.dial.dialer import Dialer, check_opened, close_agents, opened
-from poseidon.cluster.machinefile import Host, is_loopback
+from poseidon.cluster.machinefile import Host, SshSettings, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.process import for_each_host
 from poseidon.cluster.python_command import (
@@ -33,7 +33,6 @@ from poseidon.cluster.python_command import (
 )
 from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, shell_command
 from poseidon.cluster.ssh.handshake import close_transport, handshake
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, printable
 
 LOGGER = logging.getLogger("poseidon.cluster.dial")

@@ -18,10 +18,9 @@ from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents
 from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed, KillRequest
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, SshSettings
 from poseidon.cluster.process import for_each_host
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, printable
 
 MAX_PARALLEL = 64

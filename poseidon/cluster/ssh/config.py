@@ -30,8 +30,7 @@ import paramiko
 
 from poseidon.base.foreign_files import read_definition
 from poseidon.base.settings import expanded, name_user
-from poseidon.cluster.machinefile import Host
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.machinefile import Host, SshSettings
 from poseidon.errors import JobError
 
 SSH_PORT = 22

@@ -22,6 +22,7 @@ import paramiko
 from paramiko.agent import get_agent_connection
 
 from poseidon.base.foreign_files import read_definition
+from poseidon.cluster.machinefile import SshSettings
 from poseidon.cluster.name_lookup import NameTimeoutError, dial
 from poseidon.cluster.ssh.config import (
     SSH_PORT,
@@ -32,7 +33,6 @@ from poseidon.cluster.ssh.config import (
     parse_known_hosts,
     rejection,
 )
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 
 # After this long without an answer to what was sent, the kernel gives a connection up.

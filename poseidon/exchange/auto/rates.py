@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.options import Scheme
 
 LEAST_GAIN = 1.3
 """All-reduce is chosen where it is faster than the server by this factor: the server's values

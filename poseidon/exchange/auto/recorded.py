@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from poseidon.base.foreign_files import read_definition
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.options import Scheme
 from ps_server.json_fields import fields_of, plain, value_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from poseidon.exchange.auto.rates import Rates, fastest_schemes
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.options import Scheme
 from poseidon.observe.plan.scenario import (
     LayerLoad,
     PlannedExchange,

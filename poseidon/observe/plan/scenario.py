@@ -16,8 +16,8 @@ from torch import nn
 from poseidon.cluster.job_plan import best_loads
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Topology, choose
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy import low_rank_matrix
+from poseidon.exchange.options import ExchangeKind, Scheme
 from poseidon.exchange.server.placed import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.observe.plan.shapes import MIB, LayerShape, Machine, Shape, shares_of_work
 from ps_server import CodecPair, Precision

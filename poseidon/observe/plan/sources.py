@@ -21,7 +21,7 @@ from poseidon.caffe.proto.caffe_pb2 import TRAIN, LayerParameter, NetParameter, 
 from poseidon.caffe.proto.definition import NetDefinition, read_net, read_solver
 from poseidon.caffe.tools.benchmark import backward, clock_of
 from poseidon.caffe.tools.solo import zero_inputs
-from poseidon.engine.packed import mapped
+from poseidon.engine.leaf import mapped
 from poseidon.errors import DataError, UsageError, described
 from poseidon.observe.plan.shapes import LayerShape, elements, module_layers, net_layers
 from poseidon.torch.factor_rows import Example, run_example, tensors_in

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from poseidon.base.call_names import STEP
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first, mapped, on_host
 from poseidon.engine.loop_table import Applies, LoopEvent
-from poseidon.engine.packed import mapped, on_host
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
-from poseidon.engine.packed import on_host
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, on_host
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.torch.group_loop import GroupLoop

@@ -29,10 +29,9 @@ from poseidon.cluster.rendezvous import task_from
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome, SignalEffect
 from poseidon.engine.document import JobDocument, ScriptDocument, read_document
-from poseidon.engine.packed import packed
+from poseidon.engine.leaf import packed
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeKind, ExchangeOptions
 from poseidon.launcher.request import (
     Encrypt,
     LauncherKind,

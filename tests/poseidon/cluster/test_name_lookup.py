@@ -11,7 +11,7 @@ import pytest
 
 from poseidon.cluster import name_lookup
 from poseidon.cluster.dial.ssh import dial_all
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, SshSettings
 from poseidon.cluster.name_lookup import (
     NameTimeoutError,
     address_for_all,
@@ -22,7 +22,6 @@ from poseidon.cluster.name_lookup import (
     own_address_towards,
 )
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd
 

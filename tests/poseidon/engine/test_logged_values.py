@@ -14,7 +14,7 @@ from poseidon.engine import logged_values
 from poseidon.engine.logged_values import MOST_NAMES, LoggedValues, check
 from poseidon.errors import UsageError
 from poseidon.exchange.device import Device, Event
-from poseidon.torch.trainer_logs import log_of_library
+from poseidon.torch.script_hooks import log_of_library
 
 Sent = list[tuple[int, Mapping[str, float | None]]]
 

@@ -19,8 +19,8 @@ from poseidon.cluster.supervision.state import LoopPositions
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import LoopJob, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poseidon
+from poseidon.engine.leaf import unpacked
 from poseidon.engine.memory import (
     FIRST,
     LEAST,
@@ -22,7 +23,6 @@ from poseidon.engine.memory import (
     Snapshot,
     SnapshotInterval,
 )
-from poseidon.engine.packed import unpacked
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.torch.distribute import join
 from poseidon.torch.options import DistributeOptions

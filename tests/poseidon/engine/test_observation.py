@@ -17,8 +17,8 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.job_control import AloneControl
-from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observer import Traffic
+from poseidon.exchange.options import Scheme
 from poseidon.observe.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.leaf import packed, unpacked
 from poseidon.engine.random_streams import (
     RandomStreams,
     random_state,

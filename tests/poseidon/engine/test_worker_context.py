@@ -10,9 +10,8 @@ import pytest
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import described
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import DEFAULT_OPTIONS
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeKind
 from ps_server.network import Network
 from tests.support.module_groups import RecordingJob
 

@@ -16,10 +16,9 @@ from poseidon.exchange.build import build_exchange, plan_exchange
 from poseidon.exchange.exchange import Built
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import WaitTimes
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from poseidon.exchange.server.carrier import ServerCarrier
 from ps_server import Client, Consistency, Keeping, Precision, Rule
 from ps_server.network import Network

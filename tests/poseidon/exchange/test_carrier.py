@@ -9,8 +9,7 @@ import pytest
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.exchange.rounds.local_steps import RoundsCarrier, anchors_of, outer_rule
 from ps_server import Rule, RuleKind
 from tests.poseidon.exchange.allreduce.test_carrier import allreduce

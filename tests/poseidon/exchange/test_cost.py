@@ -22,9 +22,8 @@ from poseidon.exchange.cost import (
     human_bytes,
     server_bytes,
 )
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from poseidon.exchange.server.store import store_spec, table_spec
 from ps_server import CodecPair, Consistency, Precision
 from ps_server.network import Network

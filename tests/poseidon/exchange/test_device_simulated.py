@@ -25,7 +25,7 @@ from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.host.owner import Owner
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.exchange.server import tables
 from poseidon.exchange.server.table import ServerTable
 from poseidon.torch.module_watch import SentGradients

@@ -26,9 +26,8 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Built, Connect
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from ps_server import Rule, RuleKind
 from ps_server.network import Network
 from ps_server.protocol.placement import Chunk, place

@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Interrupted, PeerLost
 from tests.support.elastic import ADAM, Case, Part, Worker, together
 from tests.support.sampling import sample

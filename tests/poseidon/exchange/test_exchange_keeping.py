@@ -14,8 +14,7 @@ import torch
 
 from poseidon.exchange.base import Array, History
 from poseidon.exchange.carrier import KeptHistories as State
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Interrupted
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.elastic import ADAM, Case, Part, Worker, together

@@ -19,9 +19,8 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Connect
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from poseidon.exchange.replicas import checksum
 from ps_server import Precision, Rule, RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers

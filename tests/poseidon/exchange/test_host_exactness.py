@@ -14,8 +14,7 @@ import pytest
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Connect
 from poseidon.exchange.host.carrier import HostCarrier
-from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from ps_server import RuleKind
 from tests.poseidon.exchange.test_exchange_exactness import (
     CLIPS,

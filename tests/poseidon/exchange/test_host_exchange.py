@@ -11,8 +11,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Rule
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import job_addresses

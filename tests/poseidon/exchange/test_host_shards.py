@@ -11,8 +11,7 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Connect
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Rule, RuleKind, SignalKind
 from tests.support.cluster import job_addresses
 from tests.support.machines import member_on

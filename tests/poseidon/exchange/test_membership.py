@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from poseidon.exchange.cost import Topology
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server.keys import JobKeys
 from ps_server.network import Network
 from ps_server.protocol.seats import Seat

@@ -20,11 +20,11 @@ from poseidon.engine.document import ScriptDocument, read_document
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import (
     DEFAULT_OPTIONS,
     LOCAL_STEPS,
+    ExchangeKind,
     ExchangeOptions,
     OnDivergence,
     check_virtual_workers,

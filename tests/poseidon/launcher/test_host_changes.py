@@ -15,10 +15,9 @@ from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
-from poseidon.cluster.machinefile import Host, parse_machinefile
+from poseidon.cluster.machinefile import Host, SshSettings, parse_machinefile
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
 from poseidon.errors import JobError

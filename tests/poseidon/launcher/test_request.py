@@ -11,8 +11,7 @@ import pytest
 from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.compute_options import Arithmetic
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.launcher.request import (
     Balance,
     ExtractionRequest,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, LayerParameter, NetState
-from poseidon.caffe.proto.definition import read_net
-from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.proto.definition import filter_net, read_net
 from poseidon.pycaffe.net_picture import boxes_of, columns_for, picture_graph, sections
 
 

@@ -16,7 +16,7 @@ from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.proto import caffe_pb2
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from tests.poseidon.pycaffe.conftest import Write
 from tests.support import training
 from tests.support.databases import make_database, picture

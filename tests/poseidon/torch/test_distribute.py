@@ -22,10 +22,9 @@ import poseidon
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
-from poseidon.exchange.options import ExchangeOptions, OnDivergence
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, OnDivergence
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import Buffers, DistributeOptions, RunsOn

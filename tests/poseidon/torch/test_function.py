@@ -19,8 +19,7 @@ import poseidon
 from poseidon.engine.this_process import place_of, running_in
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.launcher.request import LauncherKind, ScriptRequest
 from poseidon.torch.function import _of_function, _request, _write_call
 

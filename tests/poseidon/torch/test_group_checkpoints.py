@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import poseidon
-from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.leaf import packed, unpacked
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import Buffers, DistributeOptions

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import poseidon
 from poseidon.engine.session import LoopPosition
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD

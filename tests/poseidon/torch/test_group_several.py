@@ -21,7 +21,7 @@ from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import LoopJob, Loops, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions

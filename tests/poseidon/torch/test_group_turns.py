@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import poseidon
 from poseidon.errors import PoseidonError, UsageError
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.group import Group
 from poseidon.torch.options import Buffers, DistributeOptions, Outer, RunsOn
 from poseidon.torch.tables.table import Table

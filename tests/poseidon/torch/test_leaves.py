@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.packed import packed
+from poseidon.engine.leaf import packed
 from poseidon.errors import PoseidonError, SnapshotError
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.factor_rows import tensors_in
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions, Outer, RunsOn

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.engine.packed import packed
+from poseidon.engine.leaf import packed
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.broadcast import PIECE_BYTES
 from poseidon.torch.group import Group

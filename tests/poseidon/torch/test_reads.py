@@ -19,8 +19,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel
 
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions, RunsOn
 from poseidon.torch.reads import OnItsWay, Reads

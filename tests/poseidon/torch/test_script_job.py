@@ -19,11 +19,10 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints, ScriptDocument, read_document
-from poseidon.engine.packed import packed
+from poseidon.engine.leaf import packed
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
-from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeOptions, Scheme
 from poseidon.flags.flag import flags_of
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Encrypt, ScriptRequest, ShownLogs

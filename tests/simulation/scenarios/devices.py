@@ -32,9 +32,8 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host import pieces
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from ps_server import Precision, Rule, RuleKind
 from ps_server.network import Network
 from tests.simulation.client import SECRET, TIMEOUT_S, serve_shard

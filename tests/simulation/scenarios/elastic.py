@@ -50,8 +50,7 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
 from poseidon.engine.snapshot_files import SUFFIX
 from poseidon.errors import JobError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.launcher import host_changes, processes, runner
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges

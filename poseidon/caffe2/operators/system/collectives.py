@@ -16,8 +16,7 @@ from poseidon.caffe2.runtime.values import deserialize, serialize
 from poseidon.caffe2.shards.buckets import Buckets, DevicesOfProcess, Pending, have_a_gpu_each
 from poseidon.caffe2.shards.common_world import CommonWorld
 from poseidon.caffe2.shards.store_handler import CollectiveError, StoreHandler, sentences
-from poseidon.caffe2.shards.stores import FolderStore, RedisStore
-from poseidon.caffe2.shards.tcp_store import TcpStore
+from poseidon.caffe2.shards.stores import FolderStore, RedisStore, TcpStore
 
 
 @operator("FileStoreHandlerCreate")

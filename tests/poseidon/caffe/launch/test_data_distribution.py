@@ -19,8 +19,7 @@ from poseidon.caffe.data.staging import COPYING, Report, silent
 from poseidon.caffe.launch.data_distribution import distribute, remote_path
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import dial_here
-from poseidon.cluster.machinefile import Host, parse_machinefile
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.machinefile import Host, SshSettings, parse_machinefile
 from poseidon.errors import JobError, UsageError
 from tests.poseidon.caffe.data.prepare.test_split import make_rows
 from tests.support.databases import make_pictures

@@ -33,8 +33,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import DefinitionError, UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.launcher.closing_lines import model_of
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, TrainRequest

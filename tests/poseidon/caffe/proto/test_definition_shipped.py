@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from poseidon.caffe.proto.definition import read_net, read_solver
-from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.proto.definition import filter_net, read_net, read_solver
 
 ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "prototxt").rglob("*.prototxt"))

@@ -16,8 +16,7 @@ from poseidon.engine.snapshot_files import SnapshotSettings, check, seal
 from poseidon.errors import SnapshotError
 from poseidon.exchange import build
 from poseidon.exchange.auto.trial import measure
-from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from poseidon.exchange.replicas import NO_CHECK
 from tests.poseidon.exchange.auto.test_rates import FAST
 from tests.support.training import Job, run, write_definitions

@@ -16,7 +16,7 @@ from poseidon.caffe.proto.caffe_pb2 import SolverState
 from poseidon.caffe.solver import loss_scale
 from poseidon.errors import JobError
 from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
 
 BFLOAT16 = ComputeOptions(precision=Arithmetic.BFLOAT16)

@@ -24,7 +24,7 @@ from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.state import FrozenHistories, restore, state_of
 from poseidon.engine.leaf import Found, StateSource
 from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.exchange.replicas import NO_CHECK
 from tests.support.nets import build, layer, noise, stack
 from tests.support.training import Job, run, write_definitions

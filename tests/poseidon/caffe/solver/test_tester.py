@@ -12,7 +12,7 @@ import torch
 
 from poseidon.caffe.solver import tester
 from poseidon.caffe.solver.tester import own_batches
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.training_processes import make_data
 

@@ -14,8 +14,7 @@ from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions, OnDivergence
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, OnDivergence
 from ps_server import SignalKind
 from tests.support.training import Ended, Job, largest_difference, run, weights, write_definitions
 

@@ -24,9 +24,8 @@ from poseidon.engine.memory import SolverMemory
 from poseidon.engine.process import run_work
 from poseidon.exchange.base import History
 from poseidon.exchange.carrier import UnitedState
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Server, Shard, ZmqServerTransport
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe2.shards.stores import FolderStore, KeyTaken, RedisStore, Store, StoreTimeout
-from poseidon.caffe2.shards.tcp_store import TcpStore
+from poseidon.caffe2.shards.stores import (
+    FolderStore,
+    KeyTaken,
+    RedisStore,
+    Store,
+    StoreTimeout,
+    TcpStore,
+)
 from poseidon.errors import JobError, UsageError
 from tests.support.free_ports import free_ports
 from tests.support.redis_server import redis_server

@@ -36,10 +36,9 @@ from poseidon.cluster.dial.ssh import (
 from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import Check, HostNeeds
 from poseidon.cluster.job_plan import ProcessName, Role
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, SshSettings
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, child
 from tests.support.live_processes import none_left

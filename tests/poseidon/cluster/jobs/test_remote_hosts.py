@@ -25,10 +25,9 @@ from poseidon.cluster.jobs.remote_hosts import (
     remote_hosts,
 )
 from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed, KillRequest
-from poseidon.cluster.machinefile import Host, parse_machinefile
+from poseidon.cluster.machinefile import Host, SshSettings, parse_machinefile
 from poseidon.cluster.process import creation
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from ps_server.json_fields import plain
 from tests.support.loopback_sshd import LoopbackSshd

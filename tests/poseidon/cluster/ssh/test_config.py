@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, SshSettings
 from poseidon.cluster.ssh.config import (
     Endpoint,
     HostKey,
@@ -21,7 +21,6 @@ from poseidon.cluster.ssh.config import (
     rejection,
     shell_command,
 )
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 
 SHELLS = ["sh", "bash", "dash"] + [

@@ -8,10 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from poseidon.cluster.machinefile import is_loopback, read_machinefile
+from poseidon.cluster.machinefile import SshSettings, is_loopback, read_machinefile
 from poseidon.cluster.ssh import handshake
 from poseidon.cluster.ssh.config import Endpoint
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 
 

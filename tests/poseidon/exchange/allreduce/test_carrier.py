@@ -19,8 +19,8 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.job_control import LinksControl
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeKind
 from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, Rule, RuleKind, SpecError
 from ps_server.network import Network

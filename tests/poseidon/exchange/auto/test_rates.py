@@ -13,8 +13,8 @@ import torch
 from poseidon.exchange.auto.rates import Rates, fastest_schemes
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import Topology, choose
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import compressions_of
+from poseidon.exchange.options import ExchangeKind, Scheme
 from ps_server.json_fields import value_of
 
 SLOW = Rates(

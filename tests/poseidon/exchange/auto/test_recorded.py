@@ -8,7 +8,7 @@ import pytest
 
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.options import Scheme
 
 PLAN = RecordedPlan(
     schemes={"fc.weight": Scheme.FACTORS, "fc.bias": Scheme.SERVER}, basis="measured: 1 ms"

@@ -22,9 +22,8 @@ from poseidon.exchange.auto import trial
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Built
-from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from ps_server import Client, Rule, Server, Shard, ZmqServerTransport
 from ps_server.keys import JobKeys
 from ps_server.network import Network

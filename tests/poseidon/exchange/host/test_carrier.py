@@ -13,7 +13,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host import carrier
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, ServerError
 from tests.support.machines import machines

@@ -26,7 +26,7 @@ from poseidon.exchange.host.carrier import HostCarrier
 from poseidon.exchange.host.group import HostGroup, new_file
 from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.pieces import FlatPiece
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from ps_server import Collection, TransportError
 from tests.support.exchange_contract import Make, Scenario, train
 from tests.support.machines import machines

@@ -14,8 +14,7 @@ import torch
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Rule, RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import job_addresses

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import (
     MEASURED,
     Auto,
@@ -22,7 +21,7 @@ from poseidon.exchange.lossy.compression import (
     wire_bytes,
 )
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD

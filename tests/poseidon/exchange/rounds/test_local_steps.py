@@ -20,8 +20,7 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Built, Connect
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions, Scheme
 from ps_server import Precision, Rule, RuleKind, SignalKind
 from tests.support.cluster import TIMEOUT_S, job_addresses
 from tests.support.exchanges import AloneExchange

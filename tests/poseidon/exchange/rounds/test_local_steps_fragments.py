@@ -17,8 +17,8 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeKind
 from poseidon.exchange.rounds.local_steps import fragments_of
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, Consistency, Precision, RuleKind, SignalKind

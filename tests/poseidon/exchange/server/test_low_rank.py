@@ -20,11 +20,10 @@ from poseidon.exchange import replicas
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Built, Exchange
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Rule, RuleKind
 from ps_server.network import Network

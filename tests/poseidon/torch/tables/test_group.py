@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector
 import poseidon
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.alone import AloneRowTables
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions, RunsOn
 from poseidon.torch.tables.group import read_rows, rows_path, write_rows

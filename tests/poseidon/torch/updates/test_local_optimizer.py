@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions, Outer

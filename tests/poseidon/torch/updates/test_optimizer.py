@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.factors.carrier import FactorCarrier
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group

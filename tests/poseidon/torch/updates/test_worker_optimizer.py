@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter, NetState, NetStateRule
-from poseidon.caffe.proto.definition import NetDefinition
-from poseidon.caffe.proto.phase import filter_net, is_included, meets
+from poseidon.caffe.proto.definition import NetDefinition, filter_net, is_included, meets
 from poseidon.caffe.proto.text import layer_lines, parse
 from poseidon.errors import DefinitionError
 

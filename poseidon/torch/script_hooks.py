@@ -1,5 +1,6 @@
-"""Steps of optimizers that no exchange connects: a script that trains alone is counted, and one that
-was to train together is told how to join the others.
+"""What a script shows as its optimizers step: whether an exchange connects the workers, how many steps
+one worker makes without an exchange, and what Hugging Face's Trainer and Lightning
+(`poseidon.lightning`) log.
 """
 
 from __future__ import annotations
@@ -7,7 +8,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -16,9 +19,12 @@ from torch.optim.optimizer import (
 )
 
 from poseidon.engine.document import ScriptDocument
+from poseidon.engine.logged_values import Value, is_name
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.work import NOTHING
 from poseidon.engine.worker_context import WorkerContext
+from poseidon.errors import UsageError
+from poseidon.torch.process_group.functions import replaced
 
 LOGGER = logging.getLogger("poseidon.torch.script")
 STRATEGIES = {
@@ -98,3 +104,52 @@ def ended_alone(document: ScriptDocument) -> Mapping[str, object]:
             document.workers,
         )
     return {"joined": False}
+
+
+TRAINER = "transformers.trainer_callback"
+_OF_ONE_RUN = ("epoch", "total_flos", "num_input_tokens_seen")
+_TIMES = ("_runtime", "_per_second")
+"""What the Trainer logs besides losses and scores."""
+
+
+Log = Callable[[int, Mapping[str, Value]], None]
+
+
+def log_of_library(log: Log, iteration: int, values: Mapping[str, Any]) -> None:
+    """Log what can be logged of what a library logs, without times and positions. The others are
+    left out: the script has not asked for them.
+    """
+    for name, value in values.items():
+        if is_name(name) and name not in _OF_ONE_RUN and not name.endswith(_TIMES):
+            with suppress(UsageError):
+                log(iteration, {name: value})
+
+
+@contextmanager
+def taking_from_trainer(log: Log) -> Iterator[None]:
+    """Log what a Trainer of transformers logs inside the block, at its `global_step`.
+
+    Transformers is looked for as an optimizer steps: it is not imported here.
+    """
+
+    has_begun = False
+
+    def begin(*_: object) -> None:
+        nonlocal has_begun
+        if has_begun or TRAINER not in sys.modules:
+            return
+        has_begun = True
+        handler = sys.modules[TRAINER].CallbackHandler
+        on_log = handler.on_log
+
+        @wraps(on_log)
+        def logging(self: Any, args: Any, state: Any, control: Any, logs: Any, **more: Any) -> Any:
+            log_of_library(log, state.global_step, logs)
+            return on_log(self, args, state, control, logs, **more)
+
+        undo.enter_context(replaced(handler, "on_log", logging))
+
+    with ExitStack() as undo:
+        hook = register_optimizer_step_pre_hook(begin)
+        undo.callback(hook.remove)
+        yield

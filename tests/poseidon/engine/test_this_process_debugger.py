@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.engine.debugger import ENDED, NO_DEBUGGER, ending, refuse_breakpoints, unwatched
+from poseidon.engine.this_process import ENDED, NO_DEBUGGER, ending, refuse_breakpoints, unwatched
 from poseidon.errors import UsageError
 from poseidon.exchange.watchdog import Watchdog
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.pycaffe.backward_flags import LayerInfo, backward_flags
+from poseidon.pycaffe.nodes import LayerInfo, backward_flags
 
 
 def fact(

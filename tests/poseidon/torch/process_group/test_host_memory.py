@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from poseidon.torch.process_group.shared_blocks import Place, SharedBlocks
+from poseidon.torch.process_group.host_memory import Place, SharedBlocks
 from ps_server import RemoteProtocolError, TransportError
 from ps_server.transport.base import Buffer
 

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from poseidon.caffe2.shards.tcp_store import TcpStore
+from poseidon.caffe2.shards.stores import TcpStore
 from poseidon.errors import JobError
 from tests.support.free_ports import free_ports
 
