@@ -286,7 +286,7 @@ def test_each_package_imports_exactly_what_the_list_says() -> None:
 
 
 def test_front_ends_import_no_siblings_and_what_is_below_imports_no_front_end() -> None:
-    """The picture of docs/architecture.md."""
+    """The picture of docs/internals/architecture.md."""
 
     def front_end(package: str) -> str:
         return FRONT_ENDS.get(".".join(package.split(".")[:2]), "")
