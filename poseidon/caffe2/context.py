@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from typing import Any
 
 
@@ -18,7 +18,7 @@ class _Open(threading.local):
 _open = _Open()
 
 
-class Managed:
+class Managed(ContextDecorator):
     """A kind of context: a subclass of this one; classes that inherit from it are of its kind.
 
     As a decorator, an instance is the context of each call of the function.
@@ -68,16 +68,6 @@ class Managed:
             f"Context {type(self).__name__} is left in the wrong order."
         )
         del stack[len(stack) - 1 - stack[::-1].index(self) :]
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs in this context."""
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return call
 
 
 class DefaultManaged(Managed):

@@ -169,12 +169,10 @@ def saved_model(name: str, *, outputs: int = 10, cut: int = 0) -> Preparation:
     return write(name, content[: len(content) - cut])
 
 
-def saved_state(
-    *, histories: int = 4, cut: int = 0, model_file: str = "w.caffemodel"
-) -> Preparation:
+def saved_state(*, histories: int = 4, cut: int = 0) -> Preparation:
     """`s.solverstate`, of SGD unless it has other than four histories."""
     shapes = [(2, 1, 3, 3), (2,), (10, 18), (10,)] * 2
-    state = SolverState(iter=1, learned_net=model_file)
+    state = SolverState(iter=1, learned_net="w.caffemodel")
     state.history.extend(from_array(np.zeros(shape, np.float32)) for shape in shapes[:histories])
     content = state.SerializeToString()
     return write("s.solverstate", content[: len(content) - cut])

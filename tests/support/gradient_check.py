@@ -1,6 +1,6 @@
 """Gradients against finite differences, in float64.
 
-Where a function has a kink (ReLU at 0), values within `kink_range` of `kink` have no finite
+Where a function has a kink (ReLU at 0), values within `kink_range` of 0 have no finite
 difference worth the name: they are left out, as Caffe's checker does.
 """
 
@@ -19,7 +19,6 @@ def check_gradients(
     function: Callable[[], Sequence[Tensor]],
     variables: Sequence[Tensor],
     *,
-    kink: float = 0.0,
     kink_range: float = 0.0,
     tolerance: float = TOLERANCE,
     every: int = 1,
@@ -29,8 +28,7 @@ def check_gradients(
     Args:
         function: computes the tops from the variables; called many times, so it must draw nothing.
         variables: float64 leaves; changed in place and put back.
-        kink: where the function has no derivative.
-        kink_range: how close to `kink` a value is left out.
+        kink_range: how close to 0 a value is left out.
         tolerance: relative to the larger of 1 and the gradient.
         every: 1 for all values; n for every n-th value, where all values have the same meaning.
     """
@@ -55,7 +53,7 @@ def check_gradients(
         ours = torch.zeros_like(flat) if gradient is None else gradient.reshape(-1)
         for index in range(0, flat.numel(), every):
             value = float(flat[index])
-            if abs(value - kink) < kink_range:
+            if abs(value) < kink_range:
                 continue
             flat[index] = value + STEP
             above = objective()

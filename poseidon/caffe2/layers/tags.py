@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ContextDecorator
 
 from poseidon.caffe2.context import DefaultManaged
 
@@ -24,7 +23,7 @@ class TagContext(DefaultManaged):
         del self.tags[len(self.tags) - len(tags) :]
 
 
-class Tags:
+class Tags(ContextDecorator):
     """Tags for the layers that are made inside a `with` block, or inside calls of a function.
 
     Only those that exclude layers from nets have a meaning here.
@@ -63,13 +62,3 @@ class Tags:
 
     def __exit__(self, *_: object) -> None:
         TagContext.current().remove_tags(self.tags)
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose layers have the tags."""
-
-        @functools.wraps(function)
-        def tagged(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return tagged
