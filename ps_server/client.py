@@ -89,8 +89,8 @@ class Client:
     ) -> None:
         if isinstance(shards, Sequence) and len(shards) != store.shards:
             raise SpecError(
-                f"the store has {store.shards} shards, and the addresses are {len(shards)}; "
-                "expected one each"
+                f"the store has {store.shards} shards, but {len(shards)} addresses were given; "
+                "give one for each shard"
             )
         wire = network.wire
         connect, now = (
@@ -378,7 +378,7 @@ class Client:
             return tuple(self._pump.session.signals.all)
 
     def await_signals(self, count: int) -> None:
-        """Wait until this worker has received so many signals, which another one has."""
+        """Wait until this worker has received so many signals, as a peer has."""
         self._monitor.wait_for(
             lambda: True if len(self._pump.session.signals.all) >= count else None,
             "a signal of rank 0 did not come",

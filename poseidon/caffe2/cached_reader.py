@@ -1,4 +1,4 @@
-"""A reader that keeps the records of another one in a database, for the next runs."""
+"""A reader that keeps the records of a given reader in a database, for the next runs."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def equal_schemas(
 
 
 def is_schema_subset(schema: Field, original_schema: Field) -> bool:
-    """Return whether all columns of a record are in another one."""
+    """Return whether the second record has all columns of the first."""
     return set(schema.field_names()) <= set(original_schema.field_names())
 
 

@@ -121,7 +121,7 @@ def _check_caffe_arguments(arguments: Sequence[str]) -> None:
     if weights.endswith(".prototxt"):
         raise UsageError(f"WEIGHTS is the definition {weights}; the order is {CAFFE_ARGUMENTS}")
     if not count.isdecimal() or int(count) < 1:
-        raise UsageError(f"NUM_MINI_BATCHES is '{count}', expected 1 or more")
+        raise UsageError(f"NUM_MINI_BATCHES is '{count}'; expected 1 or more")
     if arguments[6:] and arguments[6] not in ("CPU", "GPU"):
         raise UsageError(f"'{arguments[6]}' is neither CPU nor GPU")
     check_models(paths(weights), "WEIGHTS")

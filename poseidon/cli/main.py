@@ -190,7 +190,7 @@ def _current_folder_is_gone() -> bool:
 
 
 def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str | None:
-    """Return a sentence about an exception in a module of `--import`; None for another one."""
+    """Return a sentence about an exception in a module of `--import`; None for others."""
     if not getattr(parsed, "imports", ""):
         return None
     modules = import_module("poseidon.caffe.layers.registry")

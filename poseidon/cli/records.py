@@ -173,7 +173,7 @@ def run_dashboard(arguments: argparse.Namespace) -> int:
 def run_parse_log(arguments: argparse.Namespace) -> int:
     """Write the tables that have rows; 0 when done."""
     if len(arguments.delimiter) != 1:
-        raise UsageError(f"--delimiter is '{arguments.delimiter}', expected one character")
+        raise UsageError(f"--delimiter is '{arguments.delimiter}'; expected one character")
     _, source = find_training_log(arguments.logfile_path)
     log = read_training_log(source)
     folder = arguments.output_dir or source.parent

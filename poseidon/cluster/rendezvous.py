@@ -268,7 +268,7 @@ def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
         )
     size = _number(variables, scheduler.size, scheduler)
     if size == 0:
-        raise UsageError(f"{scheduler.size} is 0, expected at least 1")
+        raise UsageError(f"{scheduler.size} is 0; expected at least 1")
     rank = _number(variables, scheduler.rank, scheduler, below=size)
     local_rank = (
         _number(variables, scheduler.local_rank, scheduler, below=size)
@@ -302,7 +302,7 @@ def _number(
         raise UsageError(f"{scheduler.name} has started this process, but {name} is not set")
     if not _NUMBER.fullmatch(value) or (below is not None and int(value) >= below):
         limits = "a whole number" if below is None else f"0 to {below - 1}"
-        raise UsageError(f"{name} is '{value:.40}', expected {limits}")
+        raise UsageError(f"{name} is '{value:.40}'; expected {limits}")
     return int(value)
 
 
@@ -333,7 +333,7 @@ def _port(variables: Mapping[str, str], scheduler: _Scheduler) -> int:
         port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if not 0 < port <= HIGHEST_PORT:
             raise UsageError(
-                f"MASTER_PORT is {port}, expected 1 to {HIGHEST_PORT}; choose a different one "
+                f"MASTER_PORT is {port}; expected 1 to {HIGHEST_PORT}; choose a different one "
                 "with --rendezvous_port"
             )
         return port

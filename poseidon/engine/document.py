@@ -109,7 +109,7 @@ class TrainingDocument(WorkerDocument):
         exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
             `RecordedPlan.to_json` has it; empty: it chooses.
         copies: hosts that keep a copy of each memory snapshot beside the first; 0: the job makes
-            none, and a worker ends when it has lost another one.
+            none, and a worker ends when it has lost a peer.
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: they are chosen.
         rewind: the iteration of the memory snapshot that this start continues from, which rank 0
             has; -1: none.

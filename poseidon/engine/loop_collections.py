@@ -88,7 +88,7 @@ class LoopCollections:
     def calling(self, name: str) -> Iterator[None]:
         """Give the collections inside the block the name of the call that makes them.
 
-        A call within another one has the name of the outer one.
+        A nested call has the name of the outer call.
 
         Raises:
             PeerLost: another worker has left or is lost.

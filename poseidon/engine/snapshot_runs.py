@@ -124,7 +124,7 @@ def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
             key = sums_path(path).exists(), run_of(path).number, _parts(path.name)[1]
             found.append((key, path))
     if not found:
-        raise SnapshotError(f"{folder} has no snapshot, expected a file <prefix>_iter_<N>{ending}")
+        raise SnapshotError(f"{folder} has no snapshot; expected a file <prefix>_iter_<N>{ending}")
     return max(found)[1]
 
 

@@ -305,7 +305,7 @@ class ExchangeOptions:
 
     def of_workers(self, placed: VirtualWorkers) -> ExchangeOptions:
         """Return the options of a job: a quorum of all is none. Nor is there one while a worker
-        computes for several virtual workers, after the loss of another one.
+        computes for several virtual workers, after the loss of a worker.
         """
         if self.quorum < placed.processes and placed.is_one_each:
             return self

@@ -167,7 +167,9 @@ def common_kernel(samples: Sequence[ArithmeticSample], *, required: bool) -> Ker
             if len(found) == 1 and None not in found:
                 if kernel is Kernel.PORTABLE:
                     LOGGER.warning(
-                        "%s have no fast product in common: factors are multiplied slowly", unequal
+                        "%s have no fast matrix product in common, so factors are multiplied "
+                        "slowly",
+                        unequal,
                     )
                 return kernel
     message = (

@@ -302,7 +302,7 @@ class Job(ABC):
         return ()
 
     def shares_data(self) -> bool:
-        """Return whether every host can do what another one did."""
+        """Return whether every host can do what any other host did."""
         return False
 
     def description(self) -> str:

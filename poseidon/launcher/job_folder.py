@@ -313,7 +313,7 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
     of_script = start.get("script", False)
     log = folder / METRICS_FILE if of_script else log_paths(folder).get("worker 0")
     if log is None:
-        raise DataError(f"{folder} holds no log of worker 0, expected a job's folder or a log")
+        raise DataError(f"{folder} holds no log of worker 0; expected a job's folder or a log")
     try:
         open_in(folder.resolve(), log.relative_to(folder)).close()
     except OSError as error:
@@ -332,8 +332,8 @@ def read_training_log(path: Path) -> TrainingLog:
         table = script_log(read_records(path.parent))
         if not table.train:
             raise DataError(
-                f"{path} has no value that the script has logged, expected group.log(loss=loss) in "
-                "the script, or poseidon.log() under --ddp"
+                f"{path} has no logged value; call group.log(loss=loss) in the script, or "
+                "poseidon.log() under --ddp"
             )
         return table
     try:
@@ -346,7 +346,7 @@ def read_training_log(path: Path) -> TrainingLog:
     log = parse_log(text.split("\n"), year)
     if not log.train and not log.test:
         raise DataError(
-            f"{path} has no line of a net's output, expected a log of Caffe or of `poseidon train` "
+            f"{path} has no line of a net's output; expected a log of Caffe or of `poseidon train` "
             "(output/<job>/worker_0.log)"
         )
     return log

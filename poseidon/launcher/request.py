@@ -191,7 +191,7 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise UsageError(f"--workers is {self.workers}, expected 1 or more")
+            raise UsageError(f"--workers is {self.workers}; expected 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

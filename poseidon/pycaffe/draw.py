@@ -47,7 +47,7 @@ def draw_net_to_file(
 ) -> None:
     """Draw a net to a file.
 
-    Its suffix determines the format: png, svg, pdf or another one of Graphviz.
+    Its suffix determines the format: png, svg, pdf or any other format of Graphviz.
 
     Args:
         caffe_net: the net in the current format.

@@ -476,8 +476,8 @@ class Group:
         """
         if self._loop.plan.tables:
             raise UsageError(
-                f"state_dict() with table '{self._loop.plan.tables[0].spec.name}', whose rows are "
-                "on the shards; expected save() and resume()"
+                f"state_dict() lacks the rows of table '{self._loop.plan.tables[0].spec.name}', "
+                "which are on the shards; use save() and resume()"
             )
         return self._checkpoints.state("state_dict")
 

@@ -225,7 +225,9 @@ class GroupCheckpoints:
                 self._check(state, source)
                 self._write(state, source)
             elif needed:
-                raise UsageError("load_state_dict() was given nothing on rank 0")
+                raise UsageError(
+                    "load_state_dict() was given None on rank 0; give rank 0 the state"
+                )
         return state is not None
 
     def _check(self, state: Any, source: StateSource) -> None:

@@ -144,9 +144,8 @@ class ModuleLeaves:
             names = [n for n, shape in shapes[0].items() if shapes[1].get(n) != shape]
             names += [n for n in shapes[1] if n not in shapes[0]]
             raise SnapshotError(
-                f"the checkpoint is of a different module: '{names[0]}' has "
-                f"{shapes[1].get(names[0], 'no')} shape in it, and here "
-                f"{shapes[0].get(names[0], 'none')}"
+                f"the checkpoint is of a different module: the shape of '{names[0]}' is "
+                f"{shapes[1].get(names[0])} in it and {shapes[0].get(names[0])} here"
             )
         with torch.no_grad():
             for name, tensor in own.items():

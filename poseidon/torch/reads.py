@@ -203,7 +203,7 @@ class Reads:
         self._bring = bring
         self._kinds: dict[type, type] = {}
         self._own: dict[int, type] = {}
-        """The usual class of each tensor that has another one now."""
+        """The usual class of each tensor whose class is different now."""
         self._process = os.getpid()
         self.turn = threading.RLock()
         """Held by the thread that calls the exchange."""

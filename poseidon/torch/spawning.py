@@ -305,8 +305,8 @@ class ScriptPlace:
             os._exit(0)
 
     def _take(self, link: Link) -> None:
-        """Lend this worker's place to a process, until it leaves; if another one has it, wait for
-        its end.
+        """Lend this worker's place to a process, until it leaves; if an earlier one still has it,
+        wait for its end.
         """
         with self._changed:
             is_free, self._lent = not self._lent, True

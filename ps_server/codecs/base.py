@@ -57,7 +57,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """One codec with its parameters: a value that is equal to another one of the same text.
+    """One codec with its parameters: codecs of the same text are equal.
 
     A codec has a `name`, `size`, `encode` and `decode`. It overrides `check` if not all bytes are
     legal, and `add` if it sends some elements only. Its parameters are fields (int or float) of a

@@ -138,7 +138,7 @@ class Members:
         return (self.to(rank, message) for rank in ranks)
 
     def missing_for(self, rank: int, is_behind: Callable[[int, int], bool]) -> int | None:
-        """Return a worker that has left although another one needs more of it; None where there
+        """Return a worker that has left although a peer needs more of it; None where there
         is none.
 
         Args:

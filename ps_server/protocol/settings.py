@@ -225,7 +225,7 @@ class TableSpec:
         row_elements: elements of a row, of a matrix whose gradients have few rows that are not
             zero; 0: it has none. See `StoreSpec.packs_rows`.
         held_as: what workers hold: their gradients, and the value, which is the shards' rounded.
-            Shards hold float32. Only tables whose rule runs on the shards may have another one.
+            Shards hold float32. Only tables whose rule runs on the shards may differ.
         plane: whose workers share the table (`seats.py`): they push it and get its values. The one
             of host 0 gives the first value.
     """
@@ -259,7 +259,7 @@ class TableSpec:
 
     @property
     def has_own_value(self) -> bool:
-        """Whether the shards' value is another one than the workers': a snapshot has both."""
+        """Whether the shards' value differs from the workers': a snapshot has both."""
         return self.value_codec is not None or self.held_as is not Precision.FLOAT32
 
     @property

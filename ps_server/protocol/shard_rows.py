@@ -40,7 +40,7 @@ class ShardRows:
         return sum(cell.memory.bytes for cell in list(self._cells.values()))
 
     def behind(self, rank: int, other: int) -> bool:
-        """Return whether a worker has made fewer pushes to a table than another one."""
+        """Return whether a worker has made fewer pushes to a table than a different worker."""
         return any(cell.own[rank] < cell.own[other] for cell in self._cells.values())
 
     def _create(self, rank: int, create: m.CreateRows) -> Iterator[Answer]:

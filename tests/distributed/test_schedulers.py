@@ -205,7 +205,7 @@ def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
             ended = ends(started)
         assert [status for status, _ in ended] == [0, 0], ended
         assert "2 clients, 2 workers, 2 shards" in ended[0][1] and not ended[1][1]
-        slowly = "have no fast product in common: factors are multiplied slowly"
+        slowly = "have no fast matrix product in common, so factors are multiplied slowly"
         assert (slowly in ended[0][1]) == HAS_AVX2
         assert [host.processes() for host in hosts] == [[], []]
         found = weights(hosts[0].outside("/root/work"))

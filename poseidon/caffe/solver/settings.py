@@ -44,7 +44,7 @@ class SolverSettings:
         snapshot_after_train: write a snapshot at the end.
         snapshot_diff: write the diffs of blobs to models, too.
         debug_info: log the mean absolute values of all blobs in displayed iterations.
-        random_seed: the seed; None: another one in each run.
+        random_seed: the seed; None: a different seed in each run.
         ap_version: the average precision that tests compute of detections, one of
             AP_VERSIONS; None: outputs are averaged.
         show_per_class_result: log the average precision of each class, too.

@@ -269,7 +269,7 @@ class BasicRNNCell(_Gated):
         """Set up a cell; see `_Gated`.
 
         Raises:
-            RuntimeError: the activation is another one.
+            RuntimeError: any other activation.
         """
         super().__init__(*args, **kwargs)
         if activation not in ("relu", "tanh"):

@@ -135,7 +135,7 @@ def nodes(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> l
     """Return the parts of a net in an order in which they can run one after the other.
 
     Operators that are started, and follow each other, are all started before the first is
-    waited for, unless one uses what another one makes.
+    waited for, unless one uses what a different one makes.
     """
     found: list[Node] = []
     group: list[int] = []  # started, not waited for

@@ -23,7 +23,7 @@ from ps_server.network import Network
 ANSWER_S = 5.0
 """How long a shard that reports a failure waits for the answers of the others."""
 LOOK_S = 0.5
-"""How often a shard looks whether another one has reported a failure."""
+"""How often a shard looks whether a different shard has reported a failure."""
 FAILED = "failed"
 
 

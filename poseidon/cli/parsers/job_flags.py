@@ -25,7 +25,7 @@ def _solver_flag(group: FlagGroup, name: str, text: str, **settings: Any) -> Non
 
 def _no_model(_: str) -> str:
     """Refuse -model, which is for test and time and often tried here."""
-    raise argparse.ArgumentTypeError("the net is named by the solver; expected --solver=FILE")
+    raise argparse.ArgumentTypeError("the solver names the net; give --solver=FILE")
 
 
 TERMS = {

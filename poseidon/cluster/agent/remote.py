@@ -331,7 +331,7 @@ class RemoteAgent:
             )
 
     def end_all(self) -> None:
-        """Have the agent end its processes and forget the job; it stays for another one."""
+        """Have the agent end its processes and forget the job; it stays for a later job."""
         if self.lost is not None or self._closed.is_set():
             return
         question = self._question()
@@ -501,7 +501,7 @@ class RemoteAgent:
         self._welcomed.set()
         with self._heard:
             self._heard.notify_all()
-        with ExitStack() as stack:  # each callback runs, whatever another one raises
+        with ExitStack() as stack:  # each callback runs, whatever the others raise
             for process in reversed(processes):
                 stack.callback(process.lose, why, killed_by_user=killed_by_user)
             for number, question in questions.items():

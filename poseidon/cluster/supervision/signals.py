@@ -46,7 +46,7 @@ class SignalRequests:
 
     SIGINT and SIGHUP have the effects of the settings; SIGTERM is a request to stop within a
     deadline, since its sender will soon send SIGKILL. Only the main thread can handle signals:
-    entered in another one, this stays empty.
+    entered within an active one, this stays empty.
     """
 
     def __init__(self, settings: SupervisionSettings) -> None:

@@ -98,7 +98,7 @@ class CauseRank(IntEnum):
     ROOT = 0  # killed, silent, never started: no other process is the cause
     OWN_ERROR = 1  # a process reported an error of its own
     UNEXPLAINED = 2  # a process ended without a report
-    PEER_LOST = 3  # a process reported the loss of another one
+    PEER_LOST = 3  # a process reported the loss of a peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +356,7 @@ def _reached(position: ReportedPosition) -> int:
 
 
 def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
-    """Return whether a worker waits for another one that has gone on without it."""
+    """Return whether a worker waits for a worker that has continued without it."""
     return (
         position.collection not in OF_STEPS
         and not position.raised  # others may raise it after a later step

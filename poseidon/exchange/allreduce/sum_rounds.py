@@ -208,5 +208,5 @@ class SumRounds:
 
     def _of(self, sender: int, bucket: int) -> _Bucket:
         if not 0 <= bucket < len(self._buckets):
-            raise RemoteProtocolError("a message names a bucket that is not there")
+            raise RemoteProtocolError("a message names an unknown bucket")
         return self._buckets[bucket]

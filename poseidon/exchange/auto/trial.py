@@ -143,7 +143,7 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
     try:
         return Rates.slowest([value_of(Rates, each) for each in _collect(client, figures)])
     except (TypeError, ValueError) as error:
-        raise RemoteProtocolError("a worker sent no rates of its measurement") from error
+        raise RemoteProtocolError("a worker did not send its measured rates") from error
 
 
 @contextlib.contextmanager

@@ -241,7 +241,7 @@ class FactorPeers:
         began_ns = self.trace.now()
         table, clock, rows = fields
         if not 0 <= table < len(self.session.tables):
-            raise RemoteProtocolError("factors came of a table that is not there")
+            raise RemoteProtocolError("factors came for an unknown table")
         spec = self.session.tables[table]
         pair = Pair.received(payload, rows, spec.outputs, spec.inputs)
         self.session.receive(sender, table, clock, pair)

@@ -82,8 +82,8 @@ class HostGroup:
                 if hello != own.encode():
                     one, other = sorted((rank, self.rank))
                     raise PeerLost(
-                        f"{self.network.name(other)} has other tensors than {self.network.name(one)}; "
-                        "all workers must have the same tensors"
+                        f"{self.network.name(other)} has different tensors than "
+                        f"{self.network.name(one)}; all workers must have the same tensors"
                     )
         except Exception as error:
             self.links.refuse(as_server_error(error, "the workers of this machine did not meet"))

@@ -214,7 +214,7 @@ class HostLinks:
             data += _exactly(stream, SIZES.size - len(data))
             sizes = SIZES.unpack(data)
             if sum(sizes) > FIRST_BYTES:
-                raise RemoteProtocolError("a worker of this machine sent too long a hello")
+                raise RemoteProtocolError("a worker of this machine sent a hello that is too long")
             header, payload = (_exactly(stream, size) for size in sizes)
         match read_header(header):
             case [_, "Join", int(rank), int(size), bytes(token)]:

@@ -121,7 +121,7 @@ class SharedBlocks:
         if not (
             0 <= number < PAGE_BYTES and 0 < place.payload_bytes <= place.block_bytes - PAGE_BYTES
         ):
-            raise RemoteProtocolError("no payload is at this place in shared memory")
+            raise RemoteProtocolError("shared memory has no payload at this place")
         block = place._replace(payload_bytes=0)
         memory = self._opened.get(block)
         if memory is None:
@@ -248,7 +248,7 @@ class HostMemory:
             case "Lent", [int(number), int(size), bytes(handle)]:
                 return Lent(number, size, handle)
             case _:
-                raise RemoteProtocolError(f"worker {sender} shares no memory with this one")
+                raise RemoteProtocolError(f"worker {sender} does not share memory with this worker")
 
     def hear(self, sender: int, header: Sequence[object], frame: Buffer) -> None:
         """Take any other message.

@@ -115,8 +115,8 @@ class TableGroup:
             )
         if names and not found.source.is_file:
             raise UsageError(
-                f"load_state_dict() with table '{names[0]}', whose rows are in files beside a "
-                "checkpoint; expected resume()"
+                f"load_state_dict() lacks the rows of table '{names[0]}', which are in files beside "
+                "a checkpoint; use resume()"
             )
 
     def _load(self, clocks: Mapping[str, int], checkpoint: Path | None) -> None:

@@ -248,4 +248,4 @@ def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float
             "compute their gradients one after another"
         )
     if reason:
-        raise UsageError(f"table '{tables[0].spec.name}' has sparse gradients; expected {reason}")
+        raise UsageError(f"table '{tables[0].spec.name}' has sparse gradients, which need {reason}")

@@ -48,7 +48,7 @@ MISTAKES = {
     "time -model=none": (1, "none: there is no such file"),
     "time -model=net -iterations=0": (2, "-iterations is 0; it must be at least 1"),
     "extract_features": (2, "--model is missing; or give the arguments of Caffe's tool"),
-    "extract_features net net fc7 f 0 lmdb": (2, "NUM_MINI_BATCHES is '0', expected 1 or more"),
+    "extract_features net net fc7 f 0 lmdb": (2, "NUM_MINI_BATCHES is '0'; expected 1 or more"),
     "extract_features none net fc7 f 1 lmdb": (1, "WEIGHTS: there is no file none"),
     "plan": (2, "expected one of --solver, --net and --module, found none of them"),
     "plan --net=none --hosts=2 --rate=100": (1, "none: there is no such file"),

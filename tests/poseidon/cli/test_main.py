@@ -199,7 +199,7 @@ def test_names_are_themselves_in_a_locale_that_knows_ascii_alone(
         ("run -m", "SCRIPT is missing"),
         ("ps more words", "did not expect 'more words'"),
         ("train solver.prototxt", "did you mean --solver=solver.prototxt?"),
-        ("train -model net", "--model: the net is named by the solver; expected --solver=FILE"),
+        ("train -model net", "--model: the solver names the net; give --solver=FILE"),
         ("train --stalenes=1", "unknown flag --stalenes, did you mean --staleness?"),
         ("plot a.log -o a.png -chart 9", "--chart: expected one of 0, 1, 2, 3, 4, 5, 6, 7, found"),
         ("ps --hostfile", "--hostfile: expected a value"),

@@ -189,11 +189,11 @@ def test_tasks(
     [
         ({}, "no RANK and WORLD_SIZE"),
         ({"RANK": "1"}, "no RANK and WORLD_SIZE"),
-        ({**TORCHRUN, "RANK": "8"}, "RANK is '8', expected 0 to 7"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK is '8'; expected 0 to 7"),
         ({**TORCHRUN, "RANK": "-1"}, "RANK is '-1'"),
         ({**TORCHRUN, "WORLD_SIZE": "0"}, "WORLD_SIZE is 0"),
         ({**TORCHRUN, "LOCAL_RANK": "x"}, "LOCAL_RANK is 'x'"),
-        ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT is 70001, expected 1 to 65535"),
+        ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT is 70001; expected 1 to 65535"),
         ({**OPEN_MPI, "MASTER_ADDR": ""}, "MASTER_ADDR is not set: mpirun .*mpirun -x"),
         ({**OPEN_MPI, "MASTER_PORT": ""}, "MASTER_PORT is not set: .*--rendezvous_port"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, "but OMPI_COMM_WORLD_SIZE is not set"),

@@ -88,7 +88,7 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
     assert find_training_log("j-1")[1].name == "worker_0.log"
     metrics.write_text(json.dumps({**start, "script": True}) + "\n")
     assert find_training_log("j-1") == ("j-1", Path("output") / "j-1" / METRICS_FILE)
-    with pytest.raises(DataError, match=r"no value that the script has logged, expected group.log"):
+    with pytest.raises(DataError, match=r"no logged value; call group.log"):
         read_training_log(metrics)
     train = {"kind": "train", "time": 2.0, "iteration": 5, "outputs": {"loss": 0.5}}
     with metrics.open("a") as file:
@@ -110,7 +110,7 @@ def test_a_snapshot_that_a_prefix_puts_elsewhere_is_found_by_the_job(tmp_path: P
         for path in paths
     ]
     (folder / "metrics.jsonl").write_text("\n".join(["[]", "{", *lines, '{"kind": "end"}']))
-    with pytest.raises(SnapshotError, match="has no snapshot, expected a file"):
+    with pytest.raises(SnapshotError, match="has no snapshot; expected a file"):
         find_snapshot(str(folder))
     state.write_bytes(b"")
     assert find_snapshot(str(folder)) == state

@@ -38,7 +38,7 @@ def test_only_an_exchange_that_chooses_takes_a_plan() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"workers": 0}, "--workers is 0, expected 1 or more"),
+        ({"workers": 0}, "--workers is 0; expected 1 or more"),
         ({"threads": 0}, "--threads=0: expected 1 or more"),
         ({"progress_interval": -1.0}, "--progress=every=-1"),
         ({"progress_interval": float("nan")}, "--progress=every=nan"),

@@ -492,7 +492,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         resumed({**state, "poseidon": 99})
     with pytest.raises(UsageError, match="loaded only before the first step"):
         group.load_state_dict(state)
-    with pytest.raises(UsageError, match="nothing on rank 0"):
+    with pytest.raises(UsageError, match="None on rank 0"):
         poseidon.distribute(build(0), MOMENTUM).load_state_dict(None)
     for kept in (3, object()):
         with pytest.raises(UsageError, match="expected something with state_dict"):

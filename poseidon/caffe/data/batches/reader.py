@@ -136,7 +136,7 @@ class DatumPlan(BatchPlan):
 
     @property
     def has_one_shape(self) -> bool:
-        """True if all batches have one shape; a record with another one is then an error."""
+        """True if all batches have one shape; a record of a different shape is then an error."""
         return self.batch_size > 1 or self.transform.has_fixed_size
 
 
