@@ -260,11 +260,16 @@ def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s:
             raise JobError(
                 f"{endpoint.label}: it accepts no keys, only {offers}; passwords are never used"
             ) from error
-        except paramiko.AuthenticationException:
-            tried.append(f"{label} was refused")
         except (paramiko.SSHException, OSError, EOFError) as error:
-            tried.append(f"{label} ended the connection ({str(error) or 'no reason given'})")
-            break
+            refused = isinstance(error, paramiko.AuthenticationException)
+            if refused and transport.is_active() and time.monotonic() < deadline_s:
+                tried.append(f"{label} was refused")
+                continue
+            tried.append(f"{label}: {str(error) or 'the connection ended'}")
+            raise JobError(
+                f"{endpoint.label}: the login did not finish ({'; '.join(tried)}); the log of its "
+                "sshd says why"
+            ) from error
         else:
             if transport.is_authenticated():
                 return

@@ -409,6 +409,21 @@ def test_keys_that_do_not_let_us_in(sshd: LoopbackSshd, tmp_path: Path) -> None:
     assert f"ssh-copy-id -p {sshd.port} " in text
 
 
+def test_a_host_that_ends_the_connection_while_it_is_asked_to_let_us_in(
+    sshd: LoopbackSshd, tmp_path: Path
+) -> None:
+    stranger = make_key(tmp_path / "stranger")
+    config = _changed(
+        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {stranger}")
+    )
+    before = sshd.server_config.read_text()
+    sshd.server_config.write_text(before + "MaxAuthTries 1\n")
+    try:
+        assert f"the login did not finish ({stranger}: " in _refused(config)
+    finally:
+        sshd.server_config.write_text(before)
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("locked", "needs a passphrase"), ("text", "is not a private key"), ("", "there is none")],
