@@ -415,7 +415,7 @@ class RemoteAgent:
             try:
                 self._channel.send(REQUESTS.encode(request))
             except OSError as error:
-                self._broken = f"the channel to it broke ({str(error) or type(error).__name__})"
+                self._broken = f"the connection to it broke ({str(error) or type(error).__name__})"
                 self._since_broken = PeerSilence(HEARTBEAT_S / 2, time.monotonic())
         if isinstance(request, m.Shutdown):
             if self._broken:
@@ -448,7 +448,7 @@ class RemoteAgent:
             self._lose(str(error))
             return False
         if encoded is None:
-            self._lose(self._broken or "the channel to it has ended")
+            self._lose(self._broken or "the connection to it has ended")
             return False
         self._in_listener = True
         try:

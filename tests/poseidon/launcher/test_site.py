@@ -335,10 +335,10 @@ def test_files_that_cannot_be_sent_interrupt_the_job(remote: Remote, tmp_path: P
     (tmp_path / "model").write_text("model")
 
     def break_off(*file: object) -> None:
-        raise JobError("ml@node1: the channel to it broke")
+        raise JobError("ml@node1: the connection to it broke")
 
     remote.site._agents[1].send_file = break_off  # type: ignore[method-assign]
-    with pytest.raises(JobInterrupted, match=r"ml@node1: .*the channel to it broke"):
+    with pytest.raises(JobInterrupted, match=r"ml@node1: .*the connection to it broke"):
         remote.site.begin(RECORD, [[tmp_path / "model"]])
 
 

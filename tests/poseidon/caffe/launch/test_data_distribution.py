@@ -50,7 +50,7 @@ class Folders:
         return dict(self.agents)
 
     def break_off(self, *file: object) -> None:
-        raise JobError("the channel to it broke")
+        raise JobError("the connection to it broke")
 
     def close_agents(self, agents: Iterable[RemoteAgent]) -> None:
         self.closed += 1

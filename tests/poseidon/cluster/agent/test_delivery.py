@@ -129,7 +129,7 @@ def test_a_delivery_that_broke_off_is_continued(place: Place, disk: Disk, end: s
         why = "No space left on device"
     else:
         disk.fail = place.agent._channel.close  # as a connection that breaks
-        why = "the channel to it "
+        why = "the connection to it "
     arrived = 600_000 // PART_BYTES * PART_BYTES
     with pytest.raises(
         JobError,

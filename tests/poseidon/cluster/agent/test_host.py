@@ -278,9 +278,9 @@ def test_an_agent_that_dies_is_a_failure_of_its_processes(tmp_path: Path) -> Non
         *_, (kind, event), (last, status) = listener.until("exited")
         assert (kind, last, status) == ("error", "exited", 1)
         assert isinstance(event, dict) and event["host_lost"]
-        assert str(event["message"]).startswith("ml@node1: the channel to it")
+        assert str(event["message"]).startswith("ml@node1: the connection to it")
         assert far.poll() == 1
-        with pytest.raises(JobError, match="ml@node1: the channel to it"):
+        with pytest.raises(JobError, match="ml@node1: the connection to it"):
             link.start(_spec(WORKER), RecordingListener())
         psutil.Process(far.pid).kill()  # what its dead agent could not end
 

@@ -375,8 +375,8 @@ def test_a_question_has_one_answer(end: str) -> None:
         assert outcome.get(timeout=LIMIT_S) == r"ml@node1: no\x1b such check"
     elif end == "loss":
         channel.messages.put(None)
-        assert outcome.get(timeout=LIMIT_S) == "ml@node1: the channel to it has ended"
-        with pytest.raises(JobError, match="ml@node1: the channel to it has ended"):
+        assert outcome.get(timeout=LIMIT_S) == "ml@node1: the connection to it has ended"
+        with pytest.raises(JobError, match="ml@node1: the connection to it has ended"):
             agent.ask(Service.CHECK, {})
     else:
         channel.report(Answer(id=question.id + 100, answer={}))
@@ -431,7 +431,7 @@ def test_files_that_cannot_be_copied(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="ml@node1: No space left on device"):
         agent.read_file("there", lambda _: None)
     channel.messages.put(None)
-    with pytest.raises(JobError, match="ml@node1: the channel to it has ended"):
+    with pytest.raises(JobError, match="ml@node1: the connection to it has ended"):
         agent.send_file(tmp_path / "file", "there", 0, lambda _: None)
     agent.close()
 

@@ -166,9 +166,9 @@ def test_a_connection_that_breaks_ends_both_sides(sshd: LoopbackSshd) -> None:
     sshd.break_lines()
     *_, (kind, event), _ = listener.until("exited")
     assert kind == "error" and isinstance(event, dict) and event["host_lost"]
-    assert "the channel to it" in str(event["message"])
+    assert "the connection to it" in str(event["message"])
     assert none_left([process.pid])
-    with pytest.raises(JobError, match="the channel to it"):
+    with pytest.raises(JobError, match="the connection to it"):
         agent.ask(Service.LINKS, {"do": "clock"})
     agent.close()
 
@@ -216,7 +216,7 @@ def test_a_transport_that_is_gone_is_a_broken_channel(
 
     monkeypatch.setattr(paramiko.Transport, "_send_user_message", gone)
     if lost:
-        with pytest.raises(JobError, match="the channel to it broke"):
+        with pytest.raises(JobError, match="the connection to it broke"):
             agent.ask(Service.LINKS, {"do": "clock"})
     agent.close()
 
