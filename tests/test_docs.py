@@ -286,6 +286,13 @@ def test_the_wire_page_has_the_numbers_of_the_placement() -> None:
     assert set(shown) == {f"{number:,}" for number in numbers}
 
 
+def test_the_wire_page_lists_every_message_of_the_process_group() -> None:
+    modules = (ROOT / "poseidon/torch/process_group").glob("*.py")
+    sent = {kind for path in modules for kind in re.findall(r'post\(\["(\w+)"', path.read_text())}
+    section = _text(WIRE_PAGE).partition("The process group of scripts")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == sent
+
+
 def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
     heading = "## Agent protocol"
     text = _text(WIRE_PAGE).partition(heading)[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""Activations with parameters, and those that are not functions of one element."""
+"""Activations with parameters, or of more than one element."""
 
 from __future__ import annotations
 
