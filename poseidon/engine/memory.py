@@ -61,7 +61,7 @@ class Regrouped(EndOfStart):
 
 
 class StartEnded(EndOfStart):
-    """The waits of this start were ended by an error, and the script has gone on after it."""
+    """The waits of this start were ended by an error, and the script has continued after it."""
 
     def __init__(self, error: ServerError) -> None:
         super().__init__(str(error))

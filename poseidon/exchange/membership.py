@@ -26,7 +26,7 @@ class Membership:
     Args:
         network: the place of this worker among all workers of the job. Its keys belong to the
             workers and the shards.
-        hosts: workers of each host with workers, in the order of ranks; empty: one each.
+        hosts: workers of each host with workers, in the order of ranks; empty: one on each.
         shards: number of shards; 0 for a worker that is alone, and for all-reduce.
         homes: for each shard the client with workers on whose host it runs, or -1 - j for serving
             host j; empty: spread evenly over the hosts with workers.
@@ -181,7 +181,7 @@ class Membership:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other host to exchange with."""
+        """Whether this host exchanges with no other."""
         return self.options.kind is ExchangeKind.LOCAL or (
             self.host_count == 1 and self.shards == 0
         )

@@ -214,7 +214,7 @@ class HostChanges(JobListener):
                     self._take_request()
                 if self._unchanged:
                     self.try_next(time.monotonic())
-            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job goes on without
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job continues without
                 self._report(f"warning: hosts can no longer join or come back: {error!r}")
                 return
 

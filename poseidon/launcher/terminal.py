@@ -305,7 +305,7 @@ class Terminal(JobListener):
 
     def scores(self) -> list[str]:
         """Return the scores of the last test of each net, a line each; before them the last loss,
-        if training has gone on since.
+        if training has continued since.
         """
         loss = []
         if self._loss is not None and not self._last_scores:

@@ -66,5 +66,5 @@ class SpawnedWorker:
         self._launcher.close()
         self._launcher.send(LEFT, rounds=dict(self._launcher.rounds))
         self._process.close()
-        if stopped:  # as in torch.multiprocessing.spawn: it is no error, and the script goes on
+        if stopped:  # as in torch.multiprocessing.spawn: not an error, and the script continues
             raise SystemExit(0)

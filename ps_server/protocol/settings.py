@@ -362,14 +362,13 @@ class StoreSpec:
         trial: the store measures the shards before training. Each table has a clock of its own
             (`Client`), and after pushes the workers may replace it with another store
             (`Client.replace_trial`).
-        virtual_workers: those that the hosts compute for; None: one each. More than one each
-            need staleness 0.
+        virtual_workers: how many each host computes for; None: one. More need staleness 0.
         quorum: workers that end a round (`quorum.py`), below W; 0: all, in every iteration. It needs
             float32 without codecs, SSPPush, staleness 0, no limit, one virtual worker each, and
             one worker a host.
         grace_s: seconds to wait for others once a quorum is there.
         hosts: number of workers of each host, whose ranks follow one another (`seats.py`); empty:
-            one each.
+            one on each.
     """
 
     workers: int

@@ -68,7 +68,7 @@ class Replica:
 
     Args:
         context: rank, device, seed and so on of this process; the nets set the phase.
-        virtual_workers: of the job, by process; None: one each.
+        virtual_workers: of the job, by process; None: one for each.
 
     Attributes:
         virtual_workers: as given, or as `go_on` was given them.

@@ -42,7 +42,7 @@ class StoreTable:
         """Do what is requested, and call `reply` with the answer as soon as there is one.
 
         Raises:
-            ValueError: it is no request.
+            ValueError: it is not a request.
         """
         answer = self._answer(request)
         if answer is _WAITS:
