@@ -244,11 +244,12 @@ class RandomStreams:
                 "distribute()"
             )
         self._seed_at_first = None
-        entered = self._held(virtual_worker)
-        self._waiting[self.current] = self._generators.take()
-        self._waiting.pop(virtual_worker, None)
-        self.current = virtual_worker
-        self._generators.put(entered)
+        with torch._C._DisableFuncTorch():  # a state outlives the transform that wraps it
+            entered = self._held(virtual_worker)
+            self._waiting[self.current] = self._generators.take()
+            self._waiting.pop(virtual_worker, None)
+            self.current = virtual_worker
+            self._generators.put(entered)
 
     def begin(self, virtual_worker: int) -> None:
         """Begin a turn, unless a loader has begun one.

@@ -71,6 +71,28 @@ def test_the_first_stream_follows_from_the_seed_and_the_number() -> None:
     assert found == {1: expected[1], 2: expected[2], 3: expected[3], None: outside}
 
 
+def test_a_turn_may_begin_within_a_transform_of_torch_func() -> None:
+    def begun(streams: RandomStreams) -> list[tuple[float, ...]]:
+        drawn = [draw_in_turn()]
+        streams.enter(None)
+        return [*drawn, draw_in_turn()]
+
+    torch.manual_seed(5)
+    state = random_state(CPU)
+    plain = RandomStreams(range(1), None, CPU)
+    plain.begin(0)
+    expected = begun(plain)
+    set_random_state(state, CPU)
+    streams = RandomStreams(range(1), None, CPU)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        streams.begin(0)
+        return x.sum()
+
+    torch.func.grad(loss)(torch.ones(2))
+    assert begun(streams) == expected
+
+
 def test_a_stream_is_saved_and_loaded_during_its_turn_and_at_other_times() -> None:
     streams, again = (RandomStreams(range(2), 7, CPU) for _ in range(2))
     streams.enter(0)
