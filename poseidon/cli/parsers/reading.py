@@ -94,7 +94,8 @@ def read(flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
     """
     parser = parser_of(flags)
     switches = {name for flag in flags if flag.takes is Takes.SWITCH for name in flag.names}
-    spelled = [_spelled(word, switches) for word in words]
+    ours = list(words).index("--") if "--" in words else len(words)  # what follows is no flag
+    spelled = [*(_spelled(word, switches) for word in words[:ours]), *words[ours:]]
     rest = next((flag for flag in flags if flag.takes is Takes.REST), None)
     try:
         parse = parser.parse_known_args if rest else parser.parse_known_intermixed_args

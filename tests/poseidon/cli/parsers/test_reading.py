@@ -49,6 +49,7 @@ def test_flags(words: str, expected: dict[str, object]) -> None:
         ((FIRST, MAYBE, LAST), "a b --level=1 2", {"first": "a", "maybe": "b", "last": 2}),
         ((MANY,), "", {"many": ()}),
         ((FIRST, MANY), "a b --level 4 c", {"first": "a", "many": ("b", "c"), "level": 4}),
+        ((FIRST, REST), "--level=2 -- -a-b --level=3", {"first": "-a-b", "rest": ("--level=3",)}),
         ((FIRST, REST), "--level=2 a --level=3 -- b", {"level": 2, "rest": ("--level=3", "--", "b")}),
     ],
 )  # fmt: skip
