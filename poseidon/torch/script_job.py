@@ -223,6 +223,11 @@ def _check_script(request: ScriptRequest, site: Site) -> None:
             f"{script} is a definition of Caffe, not a Python script; train a solver with: "
             f"{own_command()} train --solver={shlex.quote(str(script))}"
         )
+    if script.suffix == ".ipynb":
+        raise UsageError(
+            f"{script} is a notebook, not a Python script; call poseidon.launch() in it, or make a "
+            f"script of it: jupyter nbconvert --to script {shlex.quote(str(script))}"
+        )
     _check_syntax(script, site)
 
 

@@ -262,6 +262,7 @@ def test_the_background_gets_the_words_of_job_and_script(
         (("none.py",), "there is no script none.py"),
         ((".",), ". is a folder; expected a script"),
         (("net_solver.prototxt",), "net_solver.prototxt is a definition of Caffe"),
+        (("empty.ipynb",), "empty.ipynb is a notebook, not a Python script"),
         (("-m", "package.none", "-m"), "-m package.none: Python finds no such module in "),
         (("-m", "train.py"), "-m train.py: expected the name of a module, such as package.train"),
         (("train",), "there is no script train; expected -m train, which is a module"),
@@ -273,6 +274,7 @@ def test_mistakes_are_told_before_anything_starts(
     folder: Path, words: Sequence[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "net_solver.prototxt").write_text("base_lr: 1", encoding="utf-8")
+    (folder / "empty.ipynb").write_text('{"cells": []}', encoding="utf-8")
     assert main(["run", *words]) == 2
     assert f"poseidon run: {sentence}" in capsys.readouterr().err
 
