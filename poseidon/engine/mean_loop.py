@@ -13,6 +13,7 @@ from torch import nn
 
 from poseidon.base.call_names import STEP
 from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
+from poseidon.engine.memory import StopRequested
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import UsageError, counted
@@ -138,7 +139,7 @@ class MeanReducer(MeanLoop):
             KeyboardInterrupt: the job was asked to stop.
         """
         if self._observed is not None and self.is_asked_to_stop():
-            raise KeyboardInterrupt(f"the job was asked to stop after step {self._session.steps}")
+            raise StopRequested(f"the job was asked to stop after step {self._session.steps}")
 
     def _watch(self) -> None:
         """Begin the first forward pass of the exchange, which is open, and watch its layers."""

@@ -47,13 +47,16 @@ class EndOfStart(BaseException):
     """
 
 
+class StopRequested(KeyboardInterrupt):
+    """The job was asked to stop. All workers raise it after the same step."""
+
+
 def is_failure(error: BaseException | None) -> bool:
     """Return whether the user's code has ended with an error of its own.
 
-    KeyboardInterrupt does not count: all workers raise it after the same step, once the job was
-    asked to stop. An error need not be an `Exception`: a panic of a library in Rust is not.
+    It need not be an `Exception`: a panic of a library in Rust is not.
     """
-    return error is not None and not isinstance(error, EndOfStart | KeyboardInterrupt)
+    return error is not None and not isinstance(error, EndOfStart | StopRequested)
 
 
 class Regrouped(EndOfStart):

@@ -89,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", help="marks the process as part of a job")
     parser.add_argument("--rank", help="marks the process for people")
     kind = parser.parse_args(arguments).kind
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
+    if kind is not WorkKind.SCRIPT:  # which may send it to itself
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     work_class: type[Work[Any]] = pkgutil.resolve_name(WORK[kind])
     gc.enable()
     inlet, outlet = launcher_streams()
@@ -154,7 +155,7 @@ def run_work(work: Work[Any]) -> int:
         compute_on(device, work.document)
         bind_to_gpu(device)
         done = work.run()
-    except (SystemExit, KeyboardInterrupt):
+    except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         report_error(error, work)
@@ -162,6 +163,8 @@ def run_work(work: Work[Any]) -> int:
     finally:
         launcher.close()
     launcher.finish(**done)
+    if work.ends_at_once:
+        os._exit(0)
     return 0
 
 

@@ -46,6 +46,8 @@ class Work(ABC, Generic[Document]):
     document_class: ClassVar[type[WorkerDocument]]
     notes: ClassVar[Mapping[str, str]] = NOTHING_NOTED
     """See `LauncherConnection`: a test pass, for example, may keep the job busy for a while."""
+    ends_at_once = False
+    """Whether its process ends without waiting for the threads of the user's code."""
 
     def __init__(self, document: Document, launcher: LauncherConnection) -> None:
         self.document = document

@@ -81,6 +81,7 @@ class Loops:
         self.begun = 0
         self.several = False
         self.streams: RandomStreams | None = None
+        self._are_stopped = False
         self._positions: dict[int, LoopPosition] = {}
 
     @property
@@ -88,11 +89,22 @@ class Loops:
         """Steps that the first loop has finished; 0: there is none."""
         return self._positions[0].steps if 0 in self._positions else 0
 
+    @property
+    def are_asked_to_stop(self) -> bool:
+        """Whether the job was asked to stop after a step that a loop has made."""
+        return self._are_stopped or any(one.is_asked_to_stop() for one in self.open)
+
     def add(self, loop: Loop) -> None:
         """Add a loop that is open; a second time does nothing."""
         if loop not in self.open:
             self.open.append(loop)
         self.several = self.several or len(self.open) > 1
+
+    def remove(self, loop: Loop) -> None:
+        """Remove a loop that closes; a second time does nothing."""
+        if loop in self.open:
+            self._are_stopped = self.are_asked_to_stop
+            self.open.remove(loop)
 
     def together(self, number: int, position: LoopPosition) -> LoopPosition:
         """Return the position of all loops, of which one has a new position: the steps of the
@@ -270,6 +282,11 @@ class WorkerContext:
             error if isinstance(error, ServerError) else ServerError(ended)
         )
 
+    def is_failure(self, error: BaseException) -> bool:
+        """See `memory.is_failure`. An interrupt is none once the job was asked to stop."""
+        stops = isinstance(error, KeyboardInterrupt) and self.loops.are_asked_to_stop
+        return is_failure(error) and not stops
+
     @contextmanager
     def closing(self, error: BaseException | None) -> Iterator[None]:
         """Close the exchange of a `with` block inside this one.
@@ -277,7 +294,7 @@ class WorkerContext:
         After an exception, which the other workers may not have, it waits for them for `LEAVE_S`.
         They may wait for another call of this one, which reports its exception after that.
         """
-        if error is None or not is_failure(error):
+        if error is None or not self.is_failure(error):
             yield
             return
         timer = threading.Timer(LEAVE_S, self.fail, [error])

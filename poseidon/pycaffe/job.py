@@ -22,6 +22,7 @@ from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope, packed
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import LoopEvent
 from poseidon.engine.mean_loop import MeanLoop
+from poseidon.engine.memory import StopRequested
 from poseidon.engine.state_tree import StateTree
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
@@ -126,8 +127,7 @@ class JobMember(MeanLoop):
     def leave(self) -> None:
         """Leave the job. A second call does nothing."""
         if self._session.on(LoopEvent.CLOSE):
-            if self in self._context.loops.open:
-                self._context.loops.open.remove(self)
+            self._context.loops.remove(self)
             super().close()
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class JobMember(MeanLoop):
         if stops or self.is_asked_for_snapshot():
             self._solver._snapshot_of_all()
         if stops:
-            raise KeyboardInterrupt(f"the job was asked to stop after iteration {iterations}")
+            raise StopRequested(f"the job was asked to stop after iteration {iterations}")
 
     def _nets(self) -> Iterator[WorkerNets]:
         """Yield the nets of each virtual worker of this process. Virtual worker 0, which is rank

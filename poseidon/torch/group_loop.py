@@ -31,6 +31,7 @@ from poseidon.base.call_names import DISTRIBUTE, LEAVING, MEANS, STEP, VALUES
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
+from poseidon.engine.memory import StopRequested
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.engine.state_tree import StateTree
@@ -311,7 +312,7 @@ class GroupLoop:
         self.context.check_start()
         self._check_process("step")
         if self.session.state is not State.CLOSED and self.is_asked_to_stop():
-            raise KeyboardInterrupt(f"the job was asked to stop after step {self.session.steps}")
+            raise StopRequested(f"the job was asked to stop after step {self.session.steps}")
         self.session.check(event, call="step()")
 
     def leave_turn(self) -> bool:
@@ -478,8 +479,7 @@ class GroupLoop:
             with suppress(ServerError):
                 self.tables.settle()
         self.reads.all_came()
-        if self in self.context.loops.open:
-            self.context.loops.open.remove(self)
+        self.context.loops.remove(self)
         if self.watch is not None:
             self.watch.close()
             self.watch = None

@@ -25,13 +25,7 @@ import torch.distributed
 from poseidon.base.paths import module_file
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
-from poseidon.engine.memory import (
-    EndOfStart,
-    ScriptMemory,
-    Snapshot,
-    StartEnded,
-    is_failure,
-)
+from poseidon.engine.memory import EndOfStart, ScriptMemory, Snapshot, StartEnded
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.this_process import current_line, place_of, running_in
 from poseidon.engine.work import NOTHING, TrainingWork
@@ -49,7 +43,9 @@ from poseidon.torch.script_hooks import (
     taking_from_trainer,
 )
 from poseidon.torch.script_process import (
+    ExitedAtOnce,
     call_excepthook,
+    exits_by_error,
     free_address,
     import_compiler_late,
     output_to_log,
@@ -181,14 +177,15 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 silent_excepthook(),
             ):
                 try:
-                    with nullcontext() if place is None else place.spawns(undo):
+                    with nullcontext() if place is None else place.spawns(undo), exits_by_error():
                         run_script(document)
                 except SystemExit as end:
+                    self.ends_at_once = isinstance(end, ExitedAtOnce)
                     if end.code not in (None, 0):
                         context.fail(end)
                         raise
                 except BaseException as error:
-                    if is_failure(error):
+                    if context.is_failure(error):
                         context.fail(error)
                         lost = found_in(error)
                         if lost is None or not self.pauses_after(lost):
@@ -196,7 +193,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                     raise
         except StartEnded as end:
             raise end.error from None
-        except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
+        except KeyboardInterrupt as stop:
+            if context.is_failure(stop):
+                raise
             LOGGER.info("the script has ended: %s", stop or "interrupted")
         except SystemExit as end:
             if end.code not in (None, 0):

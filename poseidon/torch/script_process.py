@@ -24,6 +24,7 @@ import random
 import runpy
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
@@ -362,6 +363,29 @@ def _end_fork(error: BaseException) -> NoReturn:
         sys.stderr.flush()
     finally:  # also where a hook of the script fails, or it has closed its streams
         os._exit(status)
+
+
+class ExitedAtOnce(SystemExit):
+    """The script has called `os._exit`."""
+
+
+@contextmanager
+def exits_by_error() -> Iterator[None]:
+    """Let `os._exit` of the script's main thread raise an error inside the block, so that the end of
+    the script is reported. In other threads, and in forks, it ends the process.
+    """
+    at_once, worker = os._exit, os.getpid()
+
+    def end(status: int) -> NoReturn:
+        if os.getpid() == worker and threading.current_thread() is threading.main_thread():
+            raise ExitedAtOnce(status)
+        at_once(status)
+
+    os._exit = end
+    try:
+        yield
+    finally:
+        os._exit = at_once
 
 
 def search_as_plain_python(document: ScriptDocument) -> None:

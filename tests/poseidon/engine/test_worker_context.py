@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from poseidon.engine.memory import StopRequested
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import described
@@ -50,9 +51,9 @@ def test_after_an_exception_an_exchange_that_closes_does_not_wait_for_ever(
     assert str(job.member.network.interruption.error) == text
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), ValueError("all workers raise it")])
+@pytest.mark.parametrize("error", [None, StopRequested(3), ValueError("all workers raise it")])
 def test_an_exchange_that_closes_in_time_is_not_interrupted(error: BaseException | None) -> None:
-    """All workers have a KeyboardInterrupt, after the same step: it waits for the slowest."""
+    """All workers raise StopRequested after the same step: it waits for the slowest."""
     job = WorkerContext(member=Membership(network=Network()))
     with job.closing(error):
         waits = [thread.name for thread in threading.enumerate()]

@@ -178,13 +178,51 @@ def test_a_debugger_that_has_nothing_to_read_is_one_sentence(
     assert event["message"].startswith(message)
 
 
-@pytest.mark.parametrize(
-    "end", ["", "raise SystemExit", "raise SystemExit(0)", "raise KeyboardInterrupt"]
-)
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "raise SystemExit(0)"])
 def test_a_good_end(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside.py").write_text("x = 5", encoding="utf-8")
     text = "import sys, beside\nassert sys.argv[1:] == ['a', '--b']\n" + end
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
+
+
+def test_a_script_that_ends_its_process_at_once_has_ended_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ends once that is reported, without waiting for the script's threads."""
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    assert run(tmp_path, "import os\nos._exit(0)", monkeypatch) == (0, {"event": "done"})
+    assert left == [0]
+    code, event = run(tmp_path, "import os\nos._exit(3)", monkeypatch)
+    assert (code, event["event"], event["exit_code"], left) == (1, "error", 3, [0])
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGINT)", "raise KeyboardInterrupt"])
+def test_an_interrupt_that_nobody_has_asked_for_is_an_error(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, event = run(tmp_path, f"import os, signal\n{end}", monkeypatch)
+    assert (code, event["event"]) == (1, "error")
+    assert event["message"].startswith("worker 0: script.py, line 2: KeyboardInterrupt (details in")
+
+
+STOPPED = """
+from unittest.mock import patch
+import poseidon, torch
+group = poseidon.distribute(torch.nn.Linear(2, 1), poseidon.SGD(lr=0.1))
+patch.object(type(group._loop.exchange.control), "is_asked_to_stop", return_value=True).start()
+assert group.stopping
+raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupt_of_a_script_that_was_asked_to_stop_is_a_good_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        assert run(tmp_path, STOPPED, monkeypatch) == (0, {"event": "done"})
+    finally:
+        patch.stopall()
 
 
 @pytest.mark.parametrize(
