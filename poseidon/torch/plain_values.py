@@ -28,6 +28,12 @@ _REDUCE: dict[ReduceRule, Callable[[Tensor], Tensor]] = {
     ReduceRule.MAX: lambda all_W: all_W.amax(0),
 }
 """Whole numbers are added in 64 bits, others in float64, in the order of ranks."""
+_REDUCE_WHOLE: dict[ReduceRule, Callable[[Sequence[int]], float]] = {
+    ReduceRule.SUM: sum,
+    ReduceRule.MEAN: lambda values: sum(values) / len(values),
+    ReduceRule.MIN: min,
+    ReduceRule.MAX: max,
+}
 
 
 def encode(value: object, call: str) -> bytes:
@@ -102,6 +108,8 @@ def reduce(values: Sequence[Any], how: ReduceRule) -> Tensor | float:
     Raises:
         UsageError: the values do not fit each other.
     """
+    if all(type(value) is int for value in values):  # of any size
+        return _REDUCE_WHOLE[how](values)
     tensors = [value if isinstance(value, Tensor) else torch.tensor(value) for value in values]
     first = tensors[0]
     for rank, tensor in enumerate(tensors):
