@@ -241,7 +241,7 @@ def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float
     elif options.local_steps:
         reason = "no local steps (--local_steps), because workers hold few of their rows"
     elif member.network.size > 1 and not (member.shards and options.kind.has_shards):
-        reason = "shards to hold them: --exchange=auto, ps, hybrid or svb"
+        reason = "shards to hold them; use --exchange=ps (auto has none on one machine)"
     elif member.takes_turns:
         reason = (
             f"as many workers as virtual workers: {virtual.processes} for {virtual.count} would "
