@@ -24,6 +24,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from poseidon.errors import counted
 from poseidon.exchange.device import device_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.process_group.collectives import Collectives
@@ -134,13 +135,13 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
-        root = opts.rootRank
+        root = self._checked(opts.rootRank)
         return self._start(
             lambda flat: self._collectives.broadcast(flat, root), tensors, "broadcast"
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
-        reduction, root = reduction_of(opts, tensors), opts.rootRank
+        reduction, root = reduction_of(opts, tensors), self._checked(opts.rootRank)
         return self._start(
             lambda flat: self._collectives.reduce(flat, reduction, root), tensors, "reduce"
         )
@@ -174,17 +175,18 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> PoseidonWork:
         def run(copies: list[Copy]) -> None:
-            parts = self._collectives.gather(own, opts.rootRank)
+            parts = self._collectives.gather(own, root)
             if parts:
                 copies += fill(outputs[0], parts)
 
+        root = self._checked(opts.rootRank)
         if outputs:
             check_one_each("gather", inputs[0], outputs[0], self.size())
         own = self._staging.flat(inputs[0])
         return self._submit(run, outputs, "gather", after=inputs)  # others have no outputs
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> PoseidonWork:
-        root = opts.rootRank
+        root = self._checked(opts.rootRank)
         if inputs:
             check_one_each("scatter", outputs[0], inputs[0], self.size())
         parts = [self._staging.flat(tensor) for tensor in inputs[0]] if inputs else []
@@ -260,7 +262,8 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
         device, own = device_of_all(tensors), self._staging.flat(tensors[0])
-        ready, send = device.event(), self._collectives.sending(own, receiver, tag)
+        ready = device.event()
+        send = self._collectives.sending(own, self._checked(receiver), tag)
         if device.is_host:
             send()
             return ended(tensors)
@@ -277,7 +280,8 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: list[Tensor], sender: int | None, tag: int) -> PoseidonWork:
         device, flat = device_of_all(tensors), self._staging.room(tensors[0])
-        ready, receive = device.event(), self._collectives.receiving(flat, sender, tag)
+        known = None if sender is None else self._checked(sender)
+        ready, receive = device.event(), self._collectives.receiving(flat, known, tag)
 
         def run(copies: list[Copy]) -> int:
             ready.synchronize()  # before that, earlier work may use the memory of `flat`
@@ -308,6 +312,19 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+    def _checked(self, rank: int) -> int:
+        """Return the rank of a worker of the group.
+
+        Raises:
+            ValueError: the group has no such worker.
+        """
+        if not 0 <= rank < self.size():
+            raise ValueError(
+                f"there is no worker {rank} in a group of {counted(self.size(), 'worker')}; give a "
+                f"rank from 0 to {self.size() - 1}"
+            )
+        return rank
 
     def _start(
         self, collective: Callable[[Tensor], None], tensors: list[Tensor], name: str

@@ -102,6 +102,7 @@ def initialize(mesh: Mesh, **arguments: Any) -> None:
         arguments: of `init_process_group`, besides its backend, store, rank and size.
     """
     store = mesh.store.new()
+    store.set_timeout(arguments.get("timeout", dist.default_pg_timeout))
     init_process_group(NAME, store=store, rank=mesh.rank, world_size=mesh.size, **arguments)
     # without the prefix in C++, which leaves out queues and the list of keys
     dist.distributed_c10d._world.pg_map[dist.group.WORLD] = (dist.Backend(NAME), store)

@@ -67,9 +67,13 @@ def test_a_script_of_ddp_makes_the_group_itself(
     before = torch.distributed.init_process_group, DistributedDataParallel.__init__
     with ddp_script(mesh, WorkerContext()):
         assert not torch.distributed.is_initialized()
-        torch.distributed.init_process_group("nccl", rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "nccl", rank=0, world_size=1, timeout=timedelta(hours=2)
+        )
         with destroyed_at_end():
             assert torch.distributed.get_backend() == "nccl"
+            store = torch.distributed.distributed_c10d._get_default_store()
+            assert store.timeout == timedelta(hours=2)  # type: ignore[attr-defined]
             model = DistributedDataParallel(nn.Linear(2, 1))
             model(torch.ones(1, 2)).sum().backward()
             assert copy.deepcopy(model)(torch.ones(1, 2)).shape == (1, 1)

@@ -234,6 +234,11 @@ def test_a_failed_collective_ends_all_calls_on_all_workers() -> None:
         lambda group: group.reduce_scatter_single(torch.ones(2), torch.ones(7)),
         lambda group: group.alltoall([torch.ones(2)] * 2, [torch.ones(2)] * 3),
         lambda group: group.all_to_all_single(torch.ones(4), torch.ones(4), [], []),
+        lambda group: group.broadcast([torch.ones(2)], broadcast_from(3)),
+        lambda group: group.gather([], [torch.ones(2)], gather_to(-1)),
+        lambda group: group.scatter([torch.ones(2)], [], scatter_from(-1)),
+        lambda group: group.send([torch.ones(2)], 3, 0),
+        lambda group: group.recv([torch.ones(2)], -1, 0),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(
