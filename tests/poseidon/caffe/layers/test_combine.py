@@ -14,11 +14,14 @@ def test_old_fields_of_concat_and_slice() -> None:
         "Concat", "x y", "z", "concat_param { concat_dim: 0 }", name="join"
     )
     text += layer("Slice", "z", "a b", "slice_param { slice_dim: 0 slice_point: 1 }", name="cut")
-    assert {name: build(text).blob_shapes[name] for name in "zab"} == {
+    net, x, y = build(text), noise(2, 3), noise(4, 3)
+    assert {name: net.blob_shapes[name] for name in "zab"} == {
         "z": (6, 3),
         "a": (1, 3),
         "b": (5, 3),
     }
+    tops = net({"x": x, "y": y})
+    assert torch.equal(tops["a"], x[:1]) and torch.equal(tops["b"], torch.cat((x[1:], y)))
 
 
 def test_the_gradient_of_a_tie_goes_where_caffe_sends_it() -> None:

@@ -55,6 +55,7 @@ def test_small_boxes_are_dropped() -> None:
     first.
     """
     assert proposal("min_size: 9")(given(0.2, 0.9, 0.5))["y"].shape == (0, 5)
+    assert len(proposal("min_size: 8")(given(0.2, 0.9, 0.5))["y"]) == 3  # their sides are 16
     assert len(proposal("min_size: 4")(given(0.2, 0.9, 0.5, wide=36))["y"]) == 2
 
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from poseidon.caffe.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverState
 from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
@@ -245,6 +245,23 @@ def test_another_number_of_workers_goes_on_and_says_so(
             folder, Job(resume=folder / "snap_iter_20.solverstate"), batch=10, extra="snapshot: 20"
         )
     assert "was written by 2 virtual workers and this job has 1" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["poseidon", "reader"])
+def test_a_state_without_the_places_of_readers_goes_on_at_the_next_record(
+    folder: Path, part: str
+) -> None:
+    """As a state of Caffe, or of a net without this data layer."""
+    extra = "iter_size: 2\nsnapshot: 4\nmax_iter: 8"
+    train(folder, Job(), batch=5, extra=extra)
+    end = (folder / "snap_iter_8.caffemodel").read_bytes()
+    path = folder / "snap_iter_4.solverstate"
+    state = SolverState.FromString(path.read_bytes())
+    (state if part == "poseidon" else state.poseidon.worker[0]).ClearField(part)  # type: ignore[arg-type]
+    path.write_bytes(state.SerializeToString())
+    path.with_name(f"{path.name}.sha256").unlink()
+    train(folder, Job(resume=path), batch=5, extra=extra)
+    assert (folder / "snap_iter_8.caffemodel").read_bytes() == end
 
 
 def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(
