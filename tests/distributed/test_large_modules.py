@@ -266,7 +266,9 @@ def train_by_rounds(name, momentum):
     outer = poseidon.Outer(lr=1.0, momentum=momentum)
     generator = torch.Generator().manual_seed(rank)
     how = {"local_steps": 3, "outer": outer, "clip": 0.5}
-    with poseidon.distribute(model, optimizer_of(model), **how) as group:
+    # Steps of SGD, unlike those of AdamW, are as large as the gradients.
+    optimizer = optimizer_of(model) if momentum else torch.optim.SGD(model.parameters(), lr=0.5)
+    with poseidon.distribute(model, optimizer, **how) as group:
         resumed = momentum and group.resume("saved")
         for step in range(8):
             loss = loss_of(model, generator)
@@ -717,7 +719,7 @@ def of_two_processes(steps: int, every: int, clip: float) -> list[float]:
     names: dict[str, Any] = {}
     exec(MODEL, names)
     hosts = [names["GPT"]() for _ in range(2)]
-    optimizers = [torch.optim.AdamW(host.parameters(), lr=1e-3) for host in hosts]
+    optimizers = [torch.optim.SGD(host.parameters(), lr=0.5) for host in hosts]
     generators = [torch.Generator().manual_seed(rank) for rank in range(4)]
     found = []
     for step in range(1, steps + 1):
