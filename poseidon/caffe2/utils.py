@@ -18,7 +18,7 @@ from poseidon.base.text_files import decoded
 from poseidon.caffe.proto.blob import packed
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.proto import caffe2_pb2
-from poseidon.caffe2.runtime.values import from_proto, from_value
+from poseidon.caffe2.runtime.values import as_bytes, from_proto, from_value
 
 _FLOATS = (float, np.floating)
 _INTS = (int, np.integer, np.bool_)
@@ -45,7 +45,7 @@ def MakeArgument(key: str, value: Any) -> caffe2_pb2.Argument:
     elif isinstance(value, int):
         argument.i = int(value)
     elif isinstance(value, (str, bytes)):
-        argument.s = _bytes(value)
+        argument.s = as_bytes(value)
     elif isinstance(value, caffe2_pb2.NetDef):
         argument.n.CopyFrom(value)
     elif isinstance(value, Message):
@@ -61,7 +61,7 @@ def _extend(argument: caffe2_pb2.Argument, values: list[Any]) -> bool:
     elif all(isinstance(value, _INTS) for value in values):
         argument.ints.extend(int(value) for value in values)
     elif all(isinstance(value, (str, bytes)) for value in values):
-        argument.strings.extend(_bytes(value) for value in values)
+        argument.strings.extend(as_bytes(value) for value in values)
     elif all(isinstance(value, caffe2_pb2.NetDef) for value in values):
         argument.nets.extend(values)
     elif all(isinstance(value, Message) for value in values):
@@ -69,10 +69,6 @@ def _extend(argument: caffe2_pb2.Argument, values: list[Any]) -> bool:
     else:
         return False
     return True
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
 
 
 def ArgsToDict(args: Iterable[caffe2_pb2.Argument]) -> dict[str, Any]:
@@ -151,7 +147,7 @@ def NumpyArrayToCaffe2Tensor(arr: np.ndarray, name: str | None = None) -> caffe2
         tensor.MergeFromString(packed(_FLOAT_DATA_TAG, np.ascontiguousarray(arr, "<f4")))
     elif arr.dtype.kind in "SUO":
         tensor.data_type = caffe2_pb2.TensorProto.STRING
-        tensor.string_data.extend(_bytes(text) for text in arr.reshape(-1).tolist())
+        tensor.string_data.extend(as_bytes(text) for text in arr.reshape(-1).tolist())
     elif arr.dtype.name in _FIELDS:
         number, field = _FIELDS[arr.dtype.name]
         tensor.data_type = number  # type: ignore[assignment]
@@ -173,7 +169,7 @@ def TryReadProtoWithClass(cls: type[Message], s: str | bytes) -> Message:
         return message
     except (text_format.ParseError, UnicodeError):
         message = cls()
-        message.ParseFromString(_bytes(s))
+        message.ParseFromString(as_bytes(s))
         return message
 
 

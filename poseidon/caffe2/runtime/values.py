@@ -80,16 +80,19 @@ def number_of(value: torch.Tensor | np.ndarray) -> int:
     return NUMBER_OF[value.dtype] if isinstance(value, torch.Tensor) else TensorProto.STRING
 
 
+def as_bytes(text: Any) -> Any:
+    """Return the bytes of a text; anything else as it is."""
+    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
+
+
 def to_value(given: Any, device: torch.device) -> Any:
     """Return what a blob holds for a fed value: arrays are copied, torch tensors shared.
 
     Raises:
         RuntimeError: a value of this type cannot be fed.
     """
-    if isinstance(given, str):
-        return given.encode(errors="surrogateescape")
-    if isinstance(given, bytes):
-        return given
+    if isinstance(given, (str, bytes)):
+        return as_bytes(given)
     if isinstance(given, torch.Tensor):
         return given.detach().to(device) if given.requires_grad else given.to(device)
     if not isinstance(given, np.ndarray):
@@ -158,10 +161,7 @@ def strings_of(items: Sequence[Any]) -> np.ndarray:
 
 
 def _strings(array: np.ndarray) -> np.ndarray:
-    flat = [
-        item.encode(errors="surrogateescape") if isinstance(item, str) else item
-        for item in array.reshape(-1).tolist()
-    ]
+    flat = [as_bytes(item) for item in array.reshape(-1).tolist()]
     for item in flat:
         if not isinstance(item, bytes):
             raise EnforceNotMet(f"A tensor of strings cannot hold a {type(item).__name__}")

@@ -11,6 +11,7 @@ import torch
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.values import as_bytes
 from poseidon.caffe2.runtime.views import WorkspaceView
 from poseidon.caffe2.runtime.workspace import Workspace as RuntimeWorkspace
 from poseidon.caffe2.workspace import current
@@ -70,7 +71,7 @@ class Transaction:
         self._database = database
 
     def put(self, key: bytes, value: bytes) -> None:
-        self._database._pairs.append((_bytes(key), _bytes(value)))
+        self._database._pairs.append((as_bytes(key), as_bytes(value)))
 
     def commit(self) -> None:
         """Do nothing: the database is written when it is closed."""
@@ -95,7 +96,9 @@ class DBCursor:
     def seek(self, key: bytes) -> None:
         """Go to the first record whose key is not less than this one."""
         keys = [known for known, _ in self._pairs]
-        self._place = next((at for at, known in enumerate(keys) if known >= _bytes(key)), len(keys))
+        self._place = next(
+            (at for at, known in enumerate(keys) if known >= as_bytes(key)), len(keys)
+        )
 
     def next(self) -> None:
         self._place += 1
@@ -152,10 +155,6 @@ def create_db(db_type: str, path: str, mode: Mode) -> DB:
 def registered_dbs() -> list[str]:
     """Return the types of databases, in both spellings of Caffe2."""
     return ["LMDB", "LevelDB", "MiniDB", "leveldb", "lmdb", "minidb"]
-
-
-def _bytes(text: bytes | str) -> bytes:
-    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
 
 
 has_cuda_support = current.has_cuda_support
