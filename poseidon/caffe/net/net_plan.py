@@ -182,9 +182,7 @@ class _Planner:
         return slot
 
     def _propagate_down(self, param: LayerParameter) -> list[bool | None]:
-        """Return for each bottom True (forced), False (stopped), or None if the definition does
-        not set it.
-        """
+        """Return for each bottom True (forced), False (stopped), or None (neither)."""
         values = list(param.propagate_down)
         if not values:
             return [None] * len(param.bottom)
@@ -193,7 +191,9 @@ class _Planner:
                 f"propagate_down occurs {len(values)} times for "
                 f"{counted(len(param.bottom), 'bottom')}, expected once each"
             )
-        return list(values)
+        # As in Caffe, force_backward overrides false.
+        forced = self.definition.param.force_backward
+        return [flag or None for flag in values] if forced else list(values)
 
     def _add_losses(self, param: LayerParameter, kind: type[Layer], tops: tuple[int, ...]) -> None:
         values = list(param.loss_weight)

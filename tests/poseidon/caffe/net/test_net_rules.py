@@ -88,6 +88,18 @@ def test_nothing_below_a_shut_way_learns() -> None:
     assert [parameter.grad for parameter in low] == [None, None]
 
 
+def test_force_backward_overrides_a_shut_way() -> None:
+    text = INPUT + layer("InnerProduct", "x", "y", IP, name="low")
+    text += layer(
+        "InnerProduct", "y", "z", f"propagate_down: false loss_weight: 1 {IP}", name="high"
+    )
+    net = run("force_backward: true " + text)
+    low, high = blobs(net, "low"), blobs(net, "high")
+    y = X @ low[0].T + low[1]
+    (y @ high[0].T + high[1]).sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(gradient(net, "low"), low[0].grad)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
