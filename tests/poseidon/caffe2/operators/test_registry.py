@@ -137,3 +137,83 @@ def test_torchs_own_function_is_called_where_no_argument_is_given() -> None:
     plain = function_of(CreateOperator("Add", ["a", "b"], "y"), None)
     assert plain is torch.add
     assert function_of(CreateOperator("Add", ["a", "b"], "y", broadcast=1), None) is not torch.add
+
+
+DEFAULTS = """
+APMeter buffer_size=1000
+Adadelta epsilon=1e-5 decay=0.95
+Adagrad epsilon=1e-5 decay=1
+Adam beta1=0.9 beta2=0.999 epsilon=1e-5
+BBoxTransform apply_scale=1
+BatchSparseToDense dense_last_dim=-1 default_value=0
+BatchToSpace block_size=2
+BoxWithNMSLimit score_thresh=0.05 nms=0.3 detections_per_im=100 soft_nms_sigma=0.5
+CTCBeamSearchDecoder beam_width=10 num_candidates=1
+CTCGreedyDecoder merge_repeated=1
+CollectAndDistributeFpnRpnProposals roi_canonical_scale=224 roi_canonical_level=4 roi_max_level=5
+CosineEmbeddingCriterion margin=0
+DecayAdagrad beta1=0.9 epsilon=1e-5 bias_correction_first=1
+Dropout ratio=0.5
+Elu alpha=1
+FC axis=1 axis_w=1
+Ftrl alpha=0.005 beta=1 lambda1=0.001 lambda2=0.001
+GatherRangesToDense min_observation=10000 max_mismatched_ratio=1 max_empty_ratio=1
+GenerateProposals spatial_scale=0.0625 pre_nms_topN=6000 post_nms_topN=300 nms_thresh=0.7
+GroupNorm group=32 epsilon=1e-5
+GroupSpatialSoftmax num_classes=81
+HSoftmaxSearch beam=0.01
+HardSigmoid alpha=0.2 beta=0.5
+ImageInput img_saturation=0.4 img_brightness=0.4 img_contrast=0.4 color_lighting_std=0.1
+InstanceNorm epsilon=1e-5
+LRN size=0 alpha=0 beta=0 bias=1
+Lars offset=0.5 lr_min=0.02
+LayerNorm axis=1 epsilon=1e-5
+LeakyRelu alpha=0.01
+LearningRateAdaption lr_alpha=0.01 normalized_lr_adaption=1
+LengthsPad padding_value=-1
+LengthsToWeights power=0.5
+Logit eps=1e-6
+LpNorm p=2 average=0
+LpPool p=2
+MarginRankingCriterion margin=1
+MatMul axis_a=1 axis_b=1
+MomentumSGD momentum=0 nesterov=0
+Quantile quantile=1 abs=1 tol=0.001
+RMACRegions scales=3 overlap=0.4
+ReluN n=6
+RmsProp decay=0.9 momentum=0 epsilon=1e-5
+RoIAlign spatial_scale=1 pooled_h=1 pooled_w=1 sampling_ratio=-1 aligned=0
+Selu alpha=1.6732632423543772 scale=1.0507009873554805
+SequenceMask axis=1 radius=10 grad=0
+SigmoidCrossEntropyLoss scale=1 normalize=1
+SigmoidFocalLoss scale=1 alpha=0.25 gamma=1 num_classes=80
+SinusoidPositionEncoding embedding_size=100 alpha=10000 amplitude=1
+SmoothL1Loss beta=1 scale=1
+SoftmaxFocalLoss scale=1 alpha=0.25 gamma=1 num_classes=81
+SoftmaxWithLoss axis=1 scale=1 average_by_batch_size=0
+SortAndShuffle sort_by_field_idx=1 batch_size=1 shuffle_size=1
+SparseLpRegularizer p=2 reg_lambda=1e-5
+SparseNormalize use_max_norm=1 norm=1
+SpatialBN epsilon=1e-5 momentum=0.9 num_batches=1
+Storm momentum=10 beta=0.1
+ThresholdedRelu alpha=1
+UpsampleNearest scale=2
+Wngrad epsilon=1e-5
+YellowFin beta=0.999 curv_win_width=20 epsilon=1e-6 nesterov=0 zero_debias=1
+"""
+
+
+def test_arguments_have_the_defaults_of_caffe2() -> None:
+    for kind, *arguments in map(str.split, DEFAULTS.strip().splitlines()):
+        for name, value in (argument.split("=") for argument in arguments):
+            assert float(registry.find(kind).parameters[name].default) == float(value), (kind, name)
+
+
+def test_gradients_have_the_defaults_of_their_operators() -> None:
+    for kind in registry.registered():
+        gradient = f"{kind}Gradient"
+        if not registry.is_registered(gradient) or kind in ("SpatialBN", "RecurrentNetwork"):
+            continue
+        own, forward = (registry.find(name).parameters for name in (gradient, kind))
+        for name in own.keys() & forward.keys():
+            assert own[name].default == forward[name].default, (kind, name)
