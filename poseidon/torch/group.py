@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -302,7 +303,8 @@ class Group:
         self._loop.check_open("all_reduce")
         how = plain_values.reduction(op)
         plain_values.check_number(value, "all_reduce")
-        given = value.detach() if isinstance(value, Tensor) else value
+        given: Any = value.detach() if isinstance(value, Tensor) else value
+        given = given.item() if isinstance(given, np.generic) else given
         result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
         return result  # type: ignore[no-any-return]
 

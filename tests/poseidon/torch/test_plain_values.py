@@ -106,6 +106,7 @@ def test_a_worker_alone_has_its_own() -> None:
         assert group.gather(3) == [3]
         assert group.broadcast("x") == "x"
         assert group.all_reduce(2.5, op="mean") == 2.5
+        assert group.all_reduce(np.float32(2.5)) == 2.5
 
     together(1, lambda rank: nn.Linear(1, 1), SGD(lr=1), body)
 
