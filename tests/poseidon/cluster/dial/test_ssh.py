@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -223,6 +224,7 @@ def test_a_transport_that_is_gone_is_a_broken_channel(
 
 OLD_PYTHON = f"""#!{sys.executable}
 import sys
+import threading
 sys.version_info = (3, 7, 1)
 code, sys.argv = sys.argv[2], ["-c", *sys.argv[3:]]
 exec(code)
@@ -232,6 +234,7 @@ exec {sys.executable} -I -S "$@"
 """
 OTHER_POSEIDON = f"""#!{sys.executable}
 import sys
+import threading
 sys.path.insert(0, {str(ROOT)!r})
 import poseidon
 poseidon.__version__ = "9.9"
@@ -305,14 +308,19 @@ def test_hosts_are_dialled_by_their_names_in_the_configuration(
 
 
 def test_all_problems_at_once(sshd: LoopbackSshd, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def hang_up() -> None:
+            other.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
         hosts = [
             HERE,
-            Host(id=1, address="127.0.0.1", port=0, ssh_port=silent.getsockname()[1]),
+            Host(id=1, address="127.0.0.1", port=0, ssh_port=other.getsockname()[1]),
             Host(id=2, address="127.0.0.1", port=0, user="nobody-of-that-name"),
         ]
         with pytest.raises(JobError) as caught:
-            dial_all(hosts, SshSettings(config=sshd.config, connect_timeout_s=1.0), OWN)
+            dial_all(hosts, SshSettings(config=sshd.config), OWN)
     first, *problems = str(caught.value).split("\n")
     assert first == "2 problems on the 3 hosts:"
     assert "no SSH server that we can use" in problems[0]
@@ -511,4 +519,4 @@ def test_an_agent_that_does_not_answer(
         silent.listen()
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
         with pytest.raises(JobError, match="the SSH agent does not answer"):
-            _dial(config, timeout_s=0.5)
+            _dial(config, timeout_s=3.0)  # the real SSH server answers in this time
