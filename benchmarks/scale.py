@@ -11,9 +11,10 @@
 All clients are on this machine, with a shard and workers of one thread each. With `--rate` each is
 a network namespace with a link of so many Mbit/s (0: as fast as the machine), torchrun starts
 `poseidon worker` there, and what TCP alone carries with as many connections is printed first. DDP
-has as many processes of torchrun, over gloo. Small nets train by SGD with momentum, by a rule of
-the shards; GPTs by AdamW. Jobs take turns. Each trains for a number of steps after some that do not
-count. `--beside DIR` also runs the jobs of another checkout, by turns, and adds columns for them.
+has as many processes of torchrun, over gloo; in `no exchange` each of them trains alone. Small nets
+train by SGD with momentum, by a rule of the shards; GPTs by AdamW. Jobs take turns. Each trains for
+a number of steps after some that do not count. `--beside DIR` also runs the jobs of another
+checkout, by turns, and adds columns for them.
 
 `core-ms` is the processor time of all processes of a job, for a step and a worker, in
 milliseconds; `ms` the time of a step. A machine has fewer processors than workers, so that the
@@ -83,12 +84,17 @@ class Job:
 
 
 def by_clients(clients: int, workers: int, exchanges: Sequence[str]) -> list[Job]:
-    """Return DDP, and a rule of the shards by each exchange."""
+    """Return DDP, the net without an exchange, and a rule of the shards by each exchange."""
     ours = [
         Job(name=way, how="rule", clients=clients, workers=workers, flags=(f"--exchange={way}",))
         for way in exchanges
     ]
-    return [Job(name="DDP", how="ddp", clients=0, workers=clients * workers), *ours]
+    processes = clients * workers
+    return [
+        Job(name="DDP", how="ddp", clients=0, workers=processes),
+        Job(name="no exchange", how="alone", clients=0, workers=processes),
+        *ours,
+    ]
 
 
 FORMS = (

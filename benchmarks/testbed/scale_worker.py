@@ -107,8 +107,8 @@ def main(name: str, how: str, steps: int) -> None:
 
     Args:
         name: of the net.
-        how: `ddp`, for torchrun and for `poseidon run --ddp`; `optimizer`: of torch, with
-            `distribute`; `rule`: of the shards.
+        how: `ddp`, for torchrun and for `poseidon run --ddp`; `alone`, for torchrun: nothing is
+            exchanged; `optimizer`: of torch, with `distribute`; `rule`: of the shards.
         steps: that count.
     """
     torch.set_num_threads(1)
@@ -121,22 +121,25 @@ def main(name: str, how: str, steps: int) -> None:
     if net.adamw:
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.001)
         rule = poseidon.AdamW(lr=0.001)
-    if how == "ddp":
+    if how in ("ddp", "alone"):
         dist.init_process_group("gloo")
-        trained = DistributedDataParallel(module)
+        trained = DistributedDataParallel(module) if how == "ddp" else module
         step, rank, size = optimizer.step, dist.get_rank(), dist.get_world_size()
     else:
         group = poseidon.distribute(module, optimizer if how == "optimizer" else rule)
         step, rank, size = group.step, group.rank, group.size
+    meet = dist.barrier if how == "alone" else lambda: None  # all others wait in each step
     began = (0.0, 0.0)
     for number, inputs in zip(range(WARM_UP + steps), net.inputs(rank), strict=False):
-        if number == WARM_UP and rank == 0:
-            began = (processor_s(), time.perf_counter())
+        if number == WARM_UP:
+            meet()
+            began = (processor_s(), time.perf_counter()) if rank == 0 else began
         loss = trained(*inputs)
         (loss if loss.ndim == 0 else loss.square().mean()).backward()
         step()
         if how != "rule":
             optimizer.zero_grad()
+    meet()
     if rank == 0:
         core_s, seconds = processor_s() - began[0], time.perf_counter() - began[1]
         print(f"{MEASURED}{1e3 * core_s / steps / size} {1e3 * seconds / steps}", flush=True)
