@@ -280,6 +280,7 @@ def test_the_wire_page_has_the_numbers_of_the_placement() -> None:
     numbers = {
         *(settings.CHUNK_ELEMENTS, settings.NORM_SEGMENT_ELEMENTS, SEGMENT_ELEMENTS),
         *(placement.LEAST_CHUNK_ELEMENTS, placement.SMALLEST_ELEMENTS),
+        *(placement.PACKET_COST, placement.CHUNK_COST),
         placement.BALANCE,
     }
     shown = re.findall(r"\d[\d,.]*\d", section)  # of two digits or more

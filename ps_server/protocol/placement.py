@@ -5,16 +5,17 @@ Law: no shard carries more than `BALANCE` times its part of the elements where c
 `LEAST_CHUNK_ELEMENTS` allow that, and none more than `UNEVEN` times its part where chunks of
 `SMALLEST_ELEMENTS` do: a chunk is a message of every worker and a value for each, which cost as
 much as some 100 KB. Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969);
-where that breaks the law, the largest ones are halved and dealt again. Tables with a codec are cut
-between its segments only; a matrix, and tables whose rows are given, are not cut further. Tables
-that are copies move no bytes in training; they are dealt by themselves.
+where that breaks the law, the largest ones are halved and dealt again. On one machine a placement
+with fewer shards, or less even, is taken where more messages would cost more (`_deal`). Tables with
+a codec are cut between its segments only; a matrix, and tables whose rows are given, are not cut
+further. Tables that are copies move no bytes in training; they are dealt by themselves.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -31,9 +32,19 @@ BALANCE = 1.05
 UNEVEN = 2
 LEAST_CHUNK_ELEMENTS = 64 * 1024
 SMALLEST_ELEMENTS = 4 * 1024
+PACKET_COST = 256 * 1024
+"""Elements that a shard adds up in the time that processors take for a packet of a worker to a
+shard, and one back. Measured with small packets in shared memory.
+"""
+CHUNK_COST = 32 * 1024
+"""The same for a push and a value within such packets."""
+PROCESSORS = 8
+"""Of one machine with all workers and shards. Assumed: processes may see different ones."""
 
 Piece = tuple[int, int, int]
 """(table, start, stop)."""
+Dealt = tuple[Piece, int]
+"""A piece, and its shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +87,8 @@ def place(store: StoreSpec) -> Placement:
         The placement: the same for the same store, on every machine.
     """
     copies = {t for t, spec in enumerate(store.tables) if spec.keeping is Keeping.COPY}
-    dealt = _deal_evenly(store, [t for t in range(len(store.tables)) if t not in copies])
-    dealt += _deal_evenly(store, sorted(copies))
+    dealt = _deal(store, [t for t in range(len(store.tables)) if t not in copies])
+    dealt += _deal(store, sorted(copies))
     chunks: list[list[Chunk]] = [[] for _ in store.tables]
     for (table, start, stop), shard in dealt:
         chunks[table].append(
@@ -86,16 +97,42 @@ def place(store: StoreSpec) -> Placement:
     return Placement(chunks)
 
 
-def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, int]]:
-    """Cut these tables into pieces, small enough for an even load, with the shard of each."""
-    tables, weights = store.tables, store.loads or (1,) * store.shards
-    step = chunk_elements(sum(tables[t].size for t in chosen), store.shards, store.chunks)
+def _deal(store: StoreSpec, chosen: Sequence[int]) -> list[Dealt]:
+    """Cut these tables into pieces, and return them with the shard of each.
+
+    On one machine, each of N workers sends c pieces in k packets, one to each of k shards, and gets
+    as many back. In the time of an element on a shard, that takes N (k `PACKET_COST` + c
+    `CHUNK_COST`) / `PROCESSORS`, and the fullest shard, with e elements, N e. The sum is to be
+    least, and k is a power of two or all shards. Between machines all shards hold some tables,
+    because their links are slower than their processors.
+    """
+    weights = store.loads or (1,) * store.shards
+    if store.chunks > 1:
+        *_, (_, last) = _finer_and_finer(store, chosen, weights)
+        return last
+    elements = sum(store.tables[t].size for t in chosen)
+    costs: list[tuple[float, list[Dealt]]] = []
+    for shards in sorted({min(2**n, store.shards) for n in range(store.shards.bit_length() + 1)}):
+        for over, dealt in _finer_and_finer(store, chosen, weights[:shards]):
+            packets = store.planes * shards * PACKET_COST + len(dealt) * CHUNK_COST
+            costs.append((packets / PROCESSORS + over * elements / shards, dealt))
+    return min(costs, key=lambda each: each[0])[1]
+
+
+def _finer_and_finer(
+    store: StoreSpec, chosen: Sequence[int], weights: Sequence[int]
+) -> Iterator[tuple[float, list[Dealt]]]:
+    """Deal these tables to shards in ever smaller pieces, until the load is even. Yield each time
+    the fullest shard's elements, in relation to its part, and the pieces with the shard of each.
+    """
+    tables, elements = store.tables, sum(store.tables[t].size for t in chosen)
+    step = chunk_elements(elements, len(weights), store.chunks)
     pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
-    homes = _deal(pieces, tables, weights)
     while True:
+        homes = _homes(pieces, tables, weights)
         loads = _loads(pieces, homes, weights)
-        total = sum(stop - start for _, start, stop in pieces)
-        over = max(loads) * sum(weights) / max(1, total)  # the fullest shard's, times its part
+        over = max(loads) * sum(weights) / max(1, elements)
+        yield over, list(zip(pieces, homes, strict=True))
         fullest = loads.index(max(loads))
         halved = {
             piece: home
@@ -105,10 +142,8 @@ def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, i
         largest = max((stop - start for _, start, stop in halved), default=0)
         smallest = LEAST_CHUNK_ELEMENTS if over <= UNEVEN else SMALLEST_ELEMENTS
         if over <= BALANCE or largest < 2 * smallest or fullest not in halved.values():
-            break
+            return
         pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]])]
-        homes = _deal(pieces, tables, weights)
-    return list(zip(pieces, homes, strict=True))
 
 
 def chunk_elements(elements: int, shards: int, chunks: int) -> int:
@@ -164,7 +199,7 @@ def _halve(piece: Piece, largest: int, spec: TableSpec) -> list[Piece]:
     return [(table, start, middle), (table, middle, stop)]
 
 
-def _deal(
+def _homes(
     pieces: Sequence[Piece], tables: Sequence[TableSpec], weights: Sequence[int]
 ) -> list[int]:
     """Return the shard of each piece: largest first, each to the shard that is least full for

@@ -355,6 +355,7 @@ class StoreSpec:
         loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all
             alike.
         chunks: least chunks that a shard's part is cut into, as `placement.chunk_elements` says; > 0.
+            1: all is on one machine, where some shards may get no tables.
         outside_norm: planes whose workers apply gradients among themselves that count for `clip`,
             too: their workers on host 0 add the sums of squares, and all their workers get the
             total (`Client.add_norm`, `Client.total_norm`).

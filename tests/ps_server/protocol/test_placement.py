@@ -100,6 +100,25 @@ def test_a_small_model_has_few_chunks(shards: int, chunks: int, over: float) -> 
     assert max(elements(placement, shards)) * shards <= over * sum(sizes)
 
 
+@pytest.mark.parametrize(
+    ("elements", "planes", "used"),
+    [(100, 1, 1), (145_578, 1, 2), (530_442, 1, 4), (530_442, 4, 2), (20_000_000, 1, 16)],
+)
+@pytest.mark.parametrize("shards", [1, 4, 32])
+def test_on_one_machine_the_shards_used_do_not_grow_with_the_workers(
+    shards: int, elements: int, planes: int, used: int
+) -> None:
+    store = StoreSpec(
+        workers=planes * shards,
+        hosts=(planes,) * shards,
+        shards=shards,
+        chunks=1,
+        tables=tuple(tables([elements // 2, elements // 4, elements // 4])),
+    )
+    chunks = itertools.chain(*place_store(store).chunks)
+    assert {chunk.shard for chunk in chunks} == set(range(min(used, shards)))
+
+
 @pytest.mark.parametrize("rows", [0, 5])
 def test_a_matrix_is_one_chunk_and_does_not_cut_the_others_to_pieces(rows: int) -> None:
     rule = Rule(kind=RuleKind.MUON, matrix=NewtonSchulz(columns=CHUNK_ELEMENTS))

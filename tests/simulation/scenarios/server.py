@@ -23,6 +23,7 @@ from ps_server.errors import PeerLeft
 from ps_server.protocol import messages as m
 from ps_server.protocol.row_settings import RowInit, RowTableSpec
 from ps_server.protocol.settings import (
+    CHUNKS_A_SHARD,
     Consistency,
     Keeping,
     Precision,
@@ -101,6 +102,7 @@ def settings_of(number: int) -> Settings:
         clip=0.5 if clips else None,
         outside_norm=(0,) if clips and random.random() < 0.5 else (),
         precision=random.choice(list(Precision)) if plain and push else Precision.FLOAT32,
+        chunks=Random(f"chunks {number}").choice((1, CHUNKS_A_SHARD)),
     )
     store = _on_hosts(store, Random(f"hosts {number}"))
     rows = RowTableSpec(
