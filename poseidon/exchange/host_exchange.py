@@ -89,15 +89,10 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         else:
             with _ending(inner):
                 pieces = pieces_of(replace(arguments, plan=built.plan))
-                carrier = HostCarrier(
-                    inner,
-                    HostPieces(tensors, pieces, group.rank),
-                    group,
-                    by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
-                    encoded=built.encoded if tree.leaves else frozenset(),
-                    control=control,
-                    private=job.is_stale,
-                )
+                by_factors = frozenset(built.plan.of(Scheme.FACTORS))
+                encoded = built.encoded if tree.leaves else frozenset()
+                of_host = HostPieces(tensors, pieces, group.rank, by_factors, encoded)
+                carrier = HostCarrier(inner, of_host, group, control, private=job.is_stale)
             leaves = range(len(tensors)) if tree.leaves else ()
             carriers, turns = [carrier], None
             if job.takes_turns:

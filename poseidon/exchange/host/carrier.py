@@ -31,17 +31,16 @@ from torch import Tensor
 
 from poseidon.exchange.base import History
 from poseidon.exchange.carrier import Carrier, CarrierState, FactoredCarrier, GradientCarrier, Step
-from poseidon.exchange.device import Event, device_of
+from poseidon.exchange.device import Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.memory import HostMemory
-from poseidon.exchange.host.owner import Contribution, Owner
+from poseidon.exchange.host.owner import Owner
 from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, HostPieces
 from poseidon.exchange.host.state import HostState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
-from ps_server import RemoteProtocolError
 from ps_server.transport.base import Buffer
 
 
@@ -50,9 +49,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
 
     Args:
         inner: the exchange between the owners of this worker's pieces. This carrier closes it.
-        by_factors: tensors that travel as factors, whole.
-        encoded: places among this worker's pieces of those whose gradients a codec takes of each
-            virtual worker by itself.
         control: of all workers of the job.
         private: see `HostState`.
     """
@@ -64,67 +60,35 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         inner: Exchange,
         pieces: HostPieces,
         group: HostGroup,
-        *,
-        by_factors: frozenset[int],
-        encoded: frozenset[int],
         control: JobControl,
+        *,
         private: bool,
     ) -> None:
         self.indices = range(len(pieces.tensors))
-        self.by_factors = by_factors
+        self.by_factors = pieces.by_factors
         self._pieces = pieces
         self._group = group
-        self._inner = inner
-        self._control = control
-        first = pieces.tensors[0].tensor if pieces.tensors else torch.empty(0)
-        self._device = device_of(first.device)
-        self._out = self._device.stream()
-        self._sending = SerialExecutor(
-            f"host-out-{group.rank}",
-            group.peers.failing("sending gradients to this machine's workers failed"),
-            threaded=not self._device.is_host,
-            timeout_s=group.peers.timeout_s,
-        )
-        self._memory = HostMemory(pieces.all, by_factors, group, first)
+        self._memory = HostMemory(pieces, group, control)
         self.state = HostState(pieces, inner.state, group, private=private)
-        self._owner = Owner(
-            inner,
-            pieces,
-            by_factors=by_factors,
-            encoded=encoded,
-            group=group,
-            memory=self._memory,
-            device=self._device,
-            control=control,
-            state=self.state,
-        )
+        self._owner = Owner(inner, pieces, group, self._memory, self.state)
+        self._out = Contributing(pieces, group, self._memory, self._owner)
         self._step: Step
-        self._round = 0  # publications of the values so far
-        self._published = [0] * len(pieces.all)  # of the pieces of others
-        self._requests = [0] * len(pieces.all)
-        self._taken = [0] * len(pieces.tensors)
+        self._due: set[int] = set()  # tensors whose published values this worker has not taken
         self._begun: Counter[int] = Counter()  # of each tensor, contributed in this iteration
         self._released: set[int] = set()
-        self._own_parts: list[Contribution] = []
-        self._copied: list[tuple[int, Tensor, Event]] = []
-        """Pieces whose parts are on their way to the memory, and the events after which they are
-        there.
-        """
-        self._untold = 0  # elements of what the owners do not know of
-        group.peers.on("Values", None, self._note_values)
         group.meetings.gather(b"").result()  # all take each other's messages
         self._owner.start()
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         self._await_taken()
         own = self.state.bring(histories, self._memory.values)
-        self._settle(lambda: self._inner.open(own, clock))
+        self._settle(lambda: self._owner.inner.open(own, clock))
 
     def start(self, step: Step) -> None:
         self._begun.clear()
         self._released.clear()
         self._step = step
-        if self._pieces.place:
+        if self._pieces.own:
             self._owner.iterate(step)
 
     def begin(self, index: int, gradient: Tensor) -> None:
@@ -140,99 +104,24 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
                 own = torch.zeros_like(self._pieces.values[number])
             else:
                 own = flat if piece.is_whole else flat[piece.start : piece.stop]
-            ready = self._device.event()
-            if number in self._pieces.place:
-                place = self._pieces.place[number]
-                self._own_parts.append(
-                    Contribution(self._group.rank, "Parts", place, part=own, ready=ready)
-                )
-                continue
-            memory = self._memory.parts(number, self._group.rank)[part]
-            self._copied.append((number, own, self._device.copy(own, memory, self._out, ready)))
-        self._untold += self._pieces.tensors[index].tensor.numel()
-        if self._untold >= TOLD_ELEMENTS:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Let the owners know of all parts that they may add, once these are in the memory."""
-        self._owner.contribute(self._own_parts)
-        self._sending.call(partial(self._send_parts, self._copied))
-        self._own_parts, self._copied, self._untold = [], [], 0
-
-    def _send_parts(self, copied: Sequence[tuple[int, Tensor, Event]]) -> None:
-        parts: defaultdict[int, list[int]] = defaultdict(list)
-        for number, _, event in copied:
-            event.synchronize()
-            parts[self._pieces.all[number].plane].append(number)
-        for owner, numbers in parts.items():
-            for start in range(0, len(numbers), MOST_PIECES):
-                self._group.send([owner], "Parts", *numbers[start : start + MOST_PIECES])
+            self._out.add(number, own, part)
+        self._out.tell(at_least=TOLD_ELEMENTS)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self.wait(index)
         self._begun[index] += 1
-        (number,) = self._pieces.of[index]
-        if number in self._pieces.place:
-            place = self._pieces.place[number]
-            self._owner.stacks[place].own(self._group.rank, u_KN, v_KM)
-            ready = self._device.event()
-            self._owner.contribute([Contribution(self._group.rank, "Rows", place, ready=ready)])
-        else:
-            flat = torch.cat([u_KN.detach().reshape(-1), v_KM.detach().reshape(-1)])
-            self._sending.call(
-                partial(self._send_rows, number, len(u_KN), flat, self._device.event())
-            )
-
-    def _send_rows(self, number: int, rows: int, flat: Tensor, ready: Event) -> None:
-        """Send factors: the rows of u, then of v."""
-        with self._device.on(self._out):
-            self._device.wait(ready)
-            payload: bytes = flat.float().cpu().numpy().tobytes()
-        owner = self._pieces.all[number].plane
-        self._group.send([owner], "Rows", number, rows, payload=payload)
+        self._out.add_factors(self._pieces.of[index][0], u_KN, v_KM)
 
     def release(self, index: int) -> None:
-        if index in self._released:
-            return
-        self._released.add(index)
-        (number,) = self._pieces.of[index]
-        if number in self._pieces.place:
-            ready = self._device.event()
-            own = Contribution(
-                self._group.rank, "Released", self._pieces.place[number], ready=ready
-            )
-            self._owner.contribute([own])
-        else:
-            owner = self._pieces.all[number].plane
-            self._sending.call(partial(self._group.send, [owner], "Released", number))
+        if index not in self._released:
+            self._released.add(index)
+            self._out.release(self._pieces.of[index][0])
 
     def wait(self, index: int) -> None:
-        if self._taken[index] != self._round:
+        if index in self._due:
             for number in self._pieces.of[index]:
-                self._take(number)
-            self._taken[index] = self._round
-
-    def _take(self, number: int) -> None:
-        """Wait for a piece's value of this round."""
-        place, round_ = self._pieces.place.get(number), self._round
-        published = self._published if place is None else self._owner.published
-        at = number if place is None else place
-
-        def has_come() -> bool | None:
-            if published[at] >= round_:
-                return True
-            plane = self._pieces.all[number].plane
-            self._group.check_left(lambda rank: rank == plane)
-            return None
-
-        name = self._pieces.tensors[self._pieces.all[number].index].name
-        self._group.monitor.wait_for(has_come, f"tensor '{name}' did not come")
-        if place is not None:
-            self._device.wait(self._owner.marks[place])
-            return
-        self._pieces.values[number].copy_(self._memory.values[number], non_blocking=True)
-        if self._requests[number]:
-            self._control.await_requests(self._requests[number])
+                self._memory.take(number)
+            self._due.discard(index)
 
     def finish(self, limit: float) -> None:
         for index, trained in enumerate(self._pieces.tensors):
@@ -245,19 +134,19 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             elif not self._begun[index]:
                 value = trained.tensor.detach().view(-1)
                 self._contribute(index, value if trained.statistics else None)
-        self._tell()
-        if not self._pieces.place:  # nothing shows this owner that the workers have finished
+        self._out.tell()
+        if not self._pieces.own:  # nothing shows this owner that the workers have finished
             self._owner.iterate(self._step)
-        self._round += 1
+        self._due.update(self.indices)
 
     def settle(self, clock: int) -> None:
         self._await_taken()
-        self._settle(self._inner.settle)
+        self._settle(self._owner.inner.settle)
 
     def _settle(self, step: Callable[[], None]) -> None:
         """Let the exchange between hosts make a step, and take all values of it."""
         self._owner.settle(step)
-        self._round += 1
+        self._due.update(self.indices)
         self._take_all()
 
     def _await_taken(self) -> None:
@@ -265,24 +154,16 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         published.
         """
         self._take_all()
-        self._device.event().synchronize()
+        self._memory.device.event().synchronize()
         self._group.meetings.gather(b"").result()
 
     def _take_all(self) -> None:
         for index in self.indices:
             self.wait(index)
 
-    def _note_values(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
-        for number in fields[1:]:
-            if not 0 <= number < len(self._pieces.all) or self._pieces.all[number].plane != sender:
-                raise RemoteProtocolError(f"it publishes piece {number}, which it does not own")
-        for number in fields[1:]:
-            self._published[number] += 1
-            self._requests[number] = fields[0]
-
     def traffic(self) -> Mapping[int, Traffic]:
         found: dict[int, Traffic] = {}
-        for place, traffic in self._inner.traffic().items():
+        for place, traffic in self._owner.inner.traffic().items():
             index = self._pieces.all[self._pieces.own[place]].index
             found[index] = traffic if index not in found else found[index].plus(traffic)
         return found
@@ -292,15 +173,106 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             return
         if (failure := self._group.monitor.failure) is not None:
             # the other hosts lose this worker, too: it has not left by itself
-            self._inner.interrupt(failure)
-        self._sending.close()
+            self._owner.inner.interrupt(failure)
+        self._out.close()
         self._owner.finish()
         self._memory.give_back()
         self._group.links.leave()
         self._owner.stop()
         self._group.links.close()
         self._memory.close()
-        self._inner.close()
+        self._owner.inner.close()
+
+
+class Contributing:
+    """What one worker contributes, on its way to the owners of the pieces, itself among them."""
+
+    def __init__(
+        self, pieces: HostPieces, group: HostGroup, memory: HostMemory, owner: Owner
+    ) -> None:
+        self._pieces = pieces
+        self._group = group
+        self._memory = memory
+        self._owner = owner
+        self._stream = memory.device.stream()
+        self._sending = SerialExecutor(
+            f"host-out-{group.rank}",
+            group.peers.failing("sending gradients to this machine's workers failed"),
+            threaded=not memory.device.is_host,
+            timeout_s=group.peers.timeout_s,
+        )
+        self._own: list[Callable[[], None]] = []
+        self._copied: list[tuple[int, Tensor, Event]] = []
+        """Pieces whose parts are on their way to the memory, and the events after which they are
+        there.
+        """
+        self._untold = 0  # elements of what the owners do not know of
+
+    def add(self, number: int, own: Tensor, part: int) -> None:
+        """Contribute a part of a piece. Its owner knows of it after the next `tell`."""
+        device, rank = self._memory.device, self._group.rank
+        ready = device.event()
+        if number in self._pieces.place:
+            place = self._pieces.place[number]
+            self._own.append(partial(self._owner.take_part, place, rank, own, ready))
+        else:
+            memory = self._memory.parts(number, rank)[part]
+            self._copied.append((number, own, device.copy(own, memory, self._stream, ready)))
+        self._untold += own.numel()
+
+    def tell(self, at_least: int = 0) -> None:
+        """Let the owners know of all parts that they may add, once these are in the memory.
+
+        Args:
+            at_least: of so many elements; fewer wait for others.
+        """
+        if self._untold >= at_least:
+            self._owner.contribute(self._own)
+            self._sending.call(partial(self._send_parts, self._copied))
+            self._own, self._copied, self._untold = [], [], 0
+
+    def _send_parts(self, copied: Sequence[tuple[int, Tensor, Event]]) -> None:
+        parts: defaultdict[int, list[int]] = defaultdict(list)
+        for number, _, event in copied:
+            event.synchronize()
+            parts[self._pieces.all[number].plane].append(number)
+        for owner, numbers in parts.items():
+            for start in range(0, len(numbers), MOST_PIECES):
+                self._group.send([owner], "Parts", *numbers[start : start + MOST_PIECES])
+
+    def add_factors(self, number: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """Contribute the factors of a piece."""
+        device, rank = self._memory.device, self._group.rank
+        if number in self._pieces.place:
+            place = self._pieces.place[number]
+            self._owner.stacks[place].own(rank, u_KN, v_KM)
+            take = partial(self._owner.take_own_rows, place, rank, device.event())
+            self._owner.contribute([take])
+        else:
+            flat = torch.cat([u_KN.detach().reshape(-1), v_KM.detach().reshape(-1)])
+            self._sending.call(partial(self._send_rows, number, len(u_KN), flat, device.event()))
+
+    def _send_rows(self, number: int, rows: int, flat: Tensor, ready: Event) -> None:
+        """Send factors: the rows of u, then of v."""
+        with self._memory.device.on(self._stream):
+            self._memory.device.wait(ready)
+            payload: bytes = flat.float().cpu().numpy().tobytes()
+        owner = self._pieces.all[number].plane
+        self._group.send([owner], "Rows", number, rows, payload=payload)
+
+    def release(self, number: int) -> None:
+        """Release a piece, whose factors are contributed."""
+        if number in self._pieces.place:
+            place, ready = self._pieces.place[number], self._memory.device.event()
+            take = partial(self._owner.take_release, place, self._group.rank, ready)
+            self._owner.contribute([take])
+        else:
+            owner = self._pieces.all[number].plane
+            self._sending.call(partial(self._group.send, [owner], "Released", number))
+
+    def close(self) -> None:
+        """Send what is left, and stop."""
+        self._sending.close()
 
 
 class HostRequests(Carrier):

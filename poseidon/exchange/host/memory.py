@@ -3,7 +3,8 @@ the values of all pieces.
 
 The pieces of an owner lie together: each piece's value, then a place for each part that a worker
 other than the owner contributes, in float32, each at the beginning of a cache line. Law: a place has
-one writer at a time; the messages of the workers say which (`group.py`).
+one writer at a time; the messages of the workers say which (`group.py`). An owner publishes a value
+once, and the next one only after each worker has taken it and has contributed to the sum.
 
     GPUs          each owner's pieces are in the memory of its GPU. The others copy their parts into
                   it, and the values out of it, between the GPUs
@@ -28,10 +29,12 @@ import msgpack
 import torch
 from torch import Tensor
 
-from poseidon.exchange.device import device_of
+from poseidon.exchange.device import DONE, Event, device_of
 from poseidon.exchange.host.group import HostGroup
-from poseidon.exchange.host.pieces import FlatPiece
-from ps_server import TransportError
+from poseidon.exchange.host.pieces import FlatPiece, HostPieces
+from poseidon.exchange.job_control import JobControl
+from ps_server import RemoteProtocolError, TransportError
+from ps_server.transport.base import Buffer
 
 LOGGER = logging.getLogger(__name__)
 FLOAT_BYTES = 4
@@ -44,12 +47,12 @@ class HostMemory:
     """The shared memory, as one worker sees it. All workers of the host make it together.
 
     Args:
-        pieces: the same on all workers.
-        by_factors: tensors that have no parts.
+        pieces: of the tensors, whose device copies to and from the memory.
         group: of the workers; this closes its file.
-        like: a tensor of the device that copies to and from the memory.
+        control: has the requests of rank 0.
 
     Attributes:
+        device: of the tensors.
         values: of each piece.
         on_gpus: whether pieces are in the memory of GPUs.
 
@@ -58,34 +61,28 @@ class HostMemory:
         PeerLost: a worker has gone.
     """
 
-    def __init__(
-        self,
-        pieces: Sequence[FlatPiece],
-        by_factors: frozenset[int],
-        group: HostGroup,
-        like: Tensor,
-    ) -> None:
+    def __init__(self, pieces: HostPieces, group: HostGroup, control: JobControl) -> None:
+        self._pieces, self._group, self._control = pieces, group, control
+        like = pieces.tensors[0].tensor if pieces.tensors else torch.empty(0)
         counts = [len(group.tree.parts(worker)) for worker in range(group.size)]
         parts = [
             [
-                0 if piece.index in by_factors or worker == piece.plane else count
+                0 if piece.index in pieces.by_factors or worker == piece.plane else count
                 for worker, count in enumerate(counts)
             ]
-            for piece in pieces
+            for piece in pieces.all
         ]
-        self._device = device_of(like.device)
-        self._rank = group.rank
-        self._owners = [piece.plane for piece in pieces]
+        self.device = device_of(like.device)
         floats = [0] * group.size
-        for piece, counts in zip(pieces, parts, strict=True):
+        for piece, counts in zip(pieces.all, parts, strict=True):
             floats[piece.plane] += _lines(piece.size) * (1 + sum(counts))
         try:
-            found = _of_gpus(floats, group, like) if pieces else None
+            found = _of_gpus(floats, group, like) if pieces.all else None
             self.on_gpus = found is not None
             self._file = torch.empty(0) if found else _of_file(sum(floats), group.file)
         finally:
             os.close(group.file)
-        self._is_pinned = self._device.pin(self._file)
+        self._is_pinned = self.device.pin(self._file)
         if not (self._is_pinned or group.rank):
             LOGGER.warning(
                 "the memory that the workers of this machine share cannot be pinned; copies between "
@@ -99,29 +96,73 @@ class HostMemory:
             ends[piece.plane] += _lines(piece.size)
             return memories[piece.plane][start : start + piece.size]
 
-        self.values = [take(piece) for piece in pieces]
+        self.values = [take(piece) for piece in pieces.all]
         self._parts = [
             [[take(piece) for _ in range(count)] for count in counts]
-            for piece, counts in zip(pieces, parts, strict=True)
+            for piece, counts in zip(pieces.all, parts, strict=True)
         ]
+        self._come = [0] * len(pieces.all)  # values that this worker has not taken
+        self._marks: list[Event] = [DONE] * len(pieces.all)
+        self._requests = 0  # that the owners of these values have seen
+        group.peers.on("Values", None, self._note_values)
 
     def parts(self, piece: int, worker: int) -> list[Tensor]:
         """Return the places of a worker's parts of a piece: its owner and the worker use them."""
         return self._parts[piece][worker]
 
+    def publish(self, numbers: Sequence[int]) -> None:
+        """Let all workers of the host take the new values of some of this worker's pieces."""
+        mark = self.device.event()
+        mark.synchronize()
+        group = self._group
+        group.send(group.others, "Values", len(self._control.requests), *numbers)
+        with group.monitor:
+            for number in numbers:
+                self._come[number] += 1
+                self._marks[number] = mark
+            group.monitor.notify()
+
+    def _note_values(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        requests, *numbers = fields
+        for number in numbers:
+            if not 0 <= number < len(self._come) or self._pieces.all[number].plane != sender:
+                raise RemoteProtocolError(f"it publishes piece {number}, which it does not own")
+        for number in numbers:
+            self._come[number] += 1
+        self._requests = max(self._requests, requests)
+
+    def take(self, number: int) -> None:
+        """Wait for the next value of a piece, and let the tensor have it."""
+        group, piece = self._group, self._pieces.all[number]
+
+        def has_come() -> bool | None:
+            if self._come[number]:
+                self._come[number] -= 1
+                return True
+            group.check_left(lambda rank: rank == piece.plane)
+            return None
+
+        name = self._pieces.tensors[piece.index].name
+        group.monitor.wait_for(has_come, f"tensor '{name}' did not come")
+        self.device.wait(self._marks[number])
+        if piece.plane != group.rank:
+            self._pieces.values[number].copy_(self.values[number], non_blocking=True)
+            if self._requests:
+                self._control.await_requests(self._requests)
+
     def give_back(self) -> None:
         """Let go of what is in the memory of others, before they free it."""
-        self._device.synchronize()
-        for piece, owner in enumerate(self._owners):
-            if owner != self._rank:
-                self.values[piece], self._parts[piece] = torch.empty(0), []
+        self.device.synchronize()
+        for number, piece in enumerate(self._pieces.all):
+            if piece.plane != self._group.rank:
+                self.values[number], self._parts[number] = torch.empty(0), []
 
     def close(self) -> None:
         """Free the memory: it goes with the last of its views. Safe to call twice."""
-        self._device.synchronize()
+        self.device.synchronize()
         if self._is_pinned:
-            self._device.unpin(self._file)
-        self.values, self._parts, self._owners, self._file = [], [], [], torch.empty(0)
+            self.device.unpin(self._file)
+        self.values, self._parts, self._file = [], [], torch.empty(0)
 
 
 def _lines(floats: int) -> int:

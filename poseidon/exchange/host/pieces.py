@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -115,17 +116,29 @@ class HostPieces:
         tensors: of the exchange, the same on all workers.
         pieces: of the tensors, the same on all workers.
         rank: the local rank of this worker.
+        by_factors: tensors that travel as factors, whole.
+        encoded: places among this worker's pieces of those whose gradients a codec takes of each
+            virtual worker by itself.
 
     Attributes:
         of: for each tensor the numbers of its pieces.
         values: the memory of each piece's elements, flat.
         own: the numbers of the pieces that this worker owns, in order.
         place: where each of these is among them.
+        trained: these as tensors of their own.
     """
 
-    def __init__(self, tensors: Sequence[Trained], pieces: Sequence[FlatPiece], rank: int) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Trained],
+        pieces: Sequence[FlatPiece],
+        rank: int,
+        by_factors: AbstractSet[int] = frozenset(),
+        encoded: AbstractSet[int] = frozenset(),
+    ) -> None:
         self.tensors = tensors
         self.all = pieces
+        self.by_factors, self.encoded = by_factors, encoded
         self.of: list[list[int]] = [[] for _ in tensors]
         for number, piece in enumerate(pieces):
             self.of[piece.index].append(number)
@@ -133,6 +146,7 @@ class HostPieces:
         self.values = [flat[piece.index][piece.start : piece.stop] for piece in pieces]
         self.own = self.of_plane(rank)
         self.place = {number: place for place, number in enumerate(self.own)}
+        self.trained = [pieces[number].of(self.tensor_of(number)) for number in self.own]
 
     def of_plane(self, plane: int) -> list[int]:
         """Return the numbers of a plane's pieces."""

@@ -22,10 +22,11 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.device import DONE, HOST
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host import carrier
-from poseidon.exchange.host.carrier import HostCarrier
+from poseidon.exchange.host.carrier import Contributing
 from poseidon.exchange.host.group import HostGroup, new_file
 from poseidon.exchange.host.memory import HostMemory
-from poseidon.exchange.host.pieces import FlatPiece
+from poseidon.exchange.host.pieces import FlatPiece, HostPieces
+from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.options import ExchangeKind
 from ps_server import Collection, TransportError
 from tests.support.exchange_contract import Make, Scenario, train
@@ -46,10 +47,13 @@ class GroupOnCpus:
 
     def __init__(self, rank: int, file: int) -> None:
         self.rank, self.size, self.file = rank, len(COUNTS), file
-        self.meetings = self.tree = self
+        self.meetings = self.tree = self.peers = self
 
     def parts(self, worker: int) -> Sequence[None]:
         return (None,) * COUNTS[worker]
+
+    def on(self, *_: object) -> None:
+        pass
 
     def gather(self, payload: bytes) -> Collection:
         payloads = (payload,) * self.size
@@ -58,7 +62,8 @@ class GroupOnCpus:
 
 def memory(pieces: Sequence[FlatPiece], rank: int, file: int) -> HostMemory:
     group = cast("HostGroup", GroupOnCpus(rank, file))
-    return HostMemory(pieces, frozenset({2}), group, torch.zeros(1))
+    tensors = [Trained(name="w", tensor=torch.zeros(2**20))] * 3
+    return HostMemory(HostPieces(tensors, pieces, rank, {2}), group, AloneControl())
 
 
 def test_what_one_worker_writes_all_others_read() -> None:
@@ -280,9 +285,9 @@ def test_memory_between_gpus_is_float32_whatever_the_tensors_are() -> None:
 
 
 def tell_before_the_copy_ends(patch: pytest.MonkeyPatch) -> None:
-    send = HostCarrier._send_parts
+    send = Contributing._send_parts
     patch.setattr(
-        HostCarrier,
+        Contributing,
         "_send_parts",
         lambda self, copied: send(self, [(number, part, DONE) for number, part, _ in copied]),
     )
@@ -294,8 +299,8 @@ def one_place_for_all_parts(patch: pytest.MonkeyPatch) -> None:
     parts = HostMemory.parts
 
     def one(self: HostMemory, piece: int, worker: int) -> list[Tensor]:
-        owner = self._owners[piece]
-        every = [parts(self, n, worker) for n, other in enumerate(self._owners) if other == owner]
+        owners = [one.plane for one in self._pieces.all]
+        every = [parts(self, n, worker) for n, o in enumerate(owners) if o == owners[piece]]
         (largest,) = max(every, key=lambda places: places[0].numel() if places else 0)
         return [largest[: len(own)] for own in parts(self, piece, worker)]
 
@@ -304,14 +309,13 @@ def one_place_for_all_parts(patch: pytest.MonkeyPatch) -> None:
 
 def take_values_late(patch: pytest.MonkeyPatch) -> None:
     """A value is read on a stream that does not end before the next part is sent."""
-    take = HostCarrier._take
+    take = HostMemory.take
 
-    def late(self: HostCarrier, number: int) -> None:
-        stream = self._device.stream()
-        with self._device.on(stream):
+    def late(self: HostMemory, number: int) -> None:
+        with self.device.on(self.device.stream()):
             take(self, number)
 
-    patch.setattr(HostCarrier, "_take", late)
+    patch.setattr(HostMemory, "take", late)
 
 
 RACES = [
@@ -341,9 +345,9 @@ def test_memory_of_others_is_kept_until_the_last_copy_has_ended(
     give_back = HostMemory.give_back
 
     def at_once(self: HostMemory) -> None:
-        own, self._device = self._device, HOST
+        own, self.device = self.device, HOST
         give_back(self)
-        self._device = own
+        self.device = own
 
     if not waits:
         monkeypatch.setattr(HostMemory, "give_back", at_once)
