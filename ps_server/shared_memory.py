@@ -287,20 +287,15 @@ class WorkerSharedMemory(SharedMemory[int]):
         found: dict[int, MemoryOffer] = {}
         for shard, address in enumerate(self._addresses):
             sizes = [4 * chunk.size for chunk in chunks_on(shard) if 4 * chunk.size >= LEAST_BYTES]
-            if sizes and is_local(address):
-                # AttributeError: a system without memfd
-                with contextlib.suppress(OSError, AttributeError):
-                    found[shard] = self._offer(
-                        shard, 2 * len(sizes) + SPARE_SLOTS, whole_pages(max(sizes))
-                    )
+            if not sizes or not is_local(address):
+                continue
+            slots, slot_bytes = 2 * len(sizes) + SPARE_SLOTS, whole_pages(max(sizes))
+            layout, nonce = Layout(NONCE_BYTES, slots, slot_bytes), new_nonce()
+            if (made := new_memory(layout.total_bytes, nonce)) is not None:
+                self._files[shard], memory = made
+                self._reading[shard] = Segment(memory, layout, sender=_WORKER)
+                found[shard] = MemoryOffer(os.getpid(), made[0], nonce, slots, slot_bytes)
         return found
-
-    def _offer(self, shard: int, slots: int, slot_bytes: int) -> MemoryOffer:
-        layout = Layout(NONCE_BYTES, slots, slot_bytes)
-        nonce = new_nonce()
-        self._files[shard], memory = new_memory(layout.total_bytes, nonce)
-        self._reading[shard] = Segment(memory, layout, sender=_WORKER)
-        return MemoryOffer(os.getpid(), self._files[shard], nonce, slots, slot_bytes)
 
     def answered(self, shard: int, answer: MemoryAnswer) -> None:
         """Use the memory that a shard has opened; let go of memory that it has not.
@@ -372,27 +367,26 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def new_memory(size: int, nonce: bytes = b"") -> tuple[int, mmap.mmap]:
+def new_memory(size: int, nonce: bytes = b"") -> tuple[int, mmap.mmap] | None:
     """Make memory without a name that begins with a nonce, and is zero besides. A page of it is
     taken when it is first written to.
 
     Returns:
-        Its file, to be closed, and itself.
-
-    Raises:
-        OSError: the system has not so much.
-        AttributeError: the system has no such memory.
+        Its file, to be closed, and itself; None where the system has no such memory, or not so
+        much.
     """
-    file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+    if not hasattr(os, "memfd_create"):
+        return None
+    with contextlib.ExitStack() as failed, contextlib.suppress(OSError):
+        file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        failed.callback(os.close, file)
         os.ftruncate(file, size)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, _seals())
         memory = mmap.mmap(file, size)
         memory[: len(nonce)] = nonce
+        failed.pop_all()
         return file, memory
-    except BaseException:
-        os.close(file)
-        raise
+    return None
 
 
 def open_memory(

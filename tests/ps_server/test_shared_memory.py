@@ -184,7 +184,9 @@ def test_nothing_is_offered_to_another_machine_or_for_small_arrays() -> None:
 def offered() -> Iterator[m.MemoryOffer]:
     """Memory as a worker would offer it."""
     layout = Layout(NONCE_BYTES, 4, LEAST_BYTES)
-    file, memory = new_memory(layout.total_bytes)
+    made = new_memory(layout.total_bytes)
+    assert made is not None
+    file, memory = made
     memory[:NONCE_BYTES] = b"n" * NONCE_BYTES
     yield m.MemoryOffer(os.getpid(), file, b"n" * NONCE_BYTES, 4, LEAST_BYTES)
     os.close(file)

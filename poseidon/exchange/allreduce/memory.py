@@ -8,7 +8,6 @@ stays valid until its last view is gone, however its owner ended.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -70,15 +69,13 @@ class SumsMemory:
         All workers call it once they are connected, before the first round.
         """
         near = self._peers.neighbours() if self._is_host and self._layout.elements else []
-        if not near:
+        size, nonce = self._lent_bytes(self._peers.rank), new_nonce()
+        if not near or (made := new_memory(size, nonce)) is None:
             return
-        # AttributeError: a system without memfd
-        with contextlib.suppress(OSError, AttributeError), self._peers.monitor:
-            nonce = new_nonce()
-            self._file, memory = new_memory(self._lent_bytes(self._peers.rank), nonce)
+        self._file, memory = made
+        with self._peers.monitor:
             self.own = self._views(_floats_in(memory), self._peers.rank)
-            where = os.getpid(), self._file
-            self._peers.send(near, "Memory", *where, payload=nonce)
+            self._peers.send(near, "Memory", os.getpid(), made[0], payload=nonce)
         self._peers.links.wake()
 
     def close(self) -> None:

@@ -21,7 +21,6 @@ Laws:
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import mmap
@@ -102,11 +101,9 @@ class SharedBlocks:
         if free:
             file = min(free)[1]
             return file, self._own[file]
-        # AttributeError: a system without memfd
-        with contextlib.suppress(OSError, AttributeError):
-            file, self._own[file] = new_memory(PAGE_BYTES + whole_pages(size))
-            return file, self._own[file]
-        return None
+        if (made := new_memory(PAGE_BYTES + whole_pages(size))) is not None:
+            self._own[made[0]] = made[1]
+        return made
 
     def get(self, place: Place, number: int) -> Buffer:
         """Return a payload of another worker of this host, as a view of its block.
