@@ -70,7 +70,6 @@ class FactorCarrier(FactoredCarrier):
         self._settings = settings
         self._member = member
         network, self._staleness = member.network, member.options.staleness
-        self._workers = member.placed.count
         self._control = control
         self._norms = norms
         self._iteration = settings.start_clock
@@ -107,7 +106,6 @@ class FactorCarrier(FactoredCarrier):
         self._copies: list[Event] = []
         """Of this iteration's factors."""
         self._rebuilding = threading.Lock()
-        self._closing = False
         self._thread = threading.Thread(
             target=self._rebuild, name=f"rebuild-{network.rank}", daemon=True
         )
@@ -214,9 +212,6 @@ class FactorCarrier(FactoredCarrier):
         return {index: self.peers.traffic(w.table) for index, w in self._weights.items()}
 
     def close(self) -> None:
-        if self._closing:
-            return
-        self._closing = True
         self._in_order.close()
         self.peers.links.close()
         if self._thread.ident is not None:
@@ -247,7 +242,7 @@ class FactorCarrier(FactoredCarrier):
         """Wait for a round that can be applied, and apply it; returns False once closed."""
 
         def found() -> list[FactorWeight] | None:
-            return [] if self._closing else self._ready() or None
+            return [] if self.peers.monitor.closed else self._ready() or None
 
         ready = self.peers.monitor.wait_for(found, "there is nothing to apply", limited=False)
         if ready:
@@ -280,7 +275,8 @@ class FactorCarrier(FactoredCarrier):
     def _limit(self, rounds: Sequence[_Stacked]) -> float:
         clock = rounds[0].weight.progress.applied
         if self._member.network.rank == 0:
-            squares = [factors_sum_of_squares(r.u_BN, r.v_BM) / self._workers**2 for r in rounds]
+            count = self._member.placed.count
+            squares = [factors_sum_of_squares(r.u_BN, r.v_BM) / count**2 for r in rounds]
             self._norms.add("factors", clock, squares)
         return clip_factor(self._norms.total(clock), self._settings.clip)
 
@@ -300,7 +296,7 @@ class FactorCarrier(FactoredCarrier):
     def _apply(self, stacked: _Stacked, limit: float) -> None:
         weight, rate, u_BN, v_BM = stacked
         trace, began_ns = self.peers.trace, self.peers.trace.now()
-        scale = limit * self._settings.gradient_scale / self._workers
+        scale = limit * self._settings.gradient_scale / self._member.placed.count
         weight.apply(u_BN, v_BM, rate=rate, scale=scale)
         done = self._streams.device.event()
         done.synchronize()  # the rounds' memory on the host may go
@@ -321,7 +317,7 @@ class FactorCarrier(FactoredCarrier):
                 if clock >= progress.applied
             ]
         device, _, side = self._streams
-        scale, ready = self._settings.gradient_scale / self._workers, device.event()
+        scale, ready = self._settings.gradient_scale / self._member.placed.count, device.event()
         # where rounds are applied: they use the same memory
         with torch.no_grad(), device.on(side):
             device.wait(ready)

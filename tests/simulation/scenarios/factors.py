@@ -150,7 +150,6 @@ class _Worker:
             yield self._random.random() * 0.02
             yield from self._iterate(iteration)
         yield from self._settle(settings.start_clock + settings.iterations, staleness=0)
-        carrier._closing = True
         links.leave()
         yield Question(lambda: True if self._left else None, "its last messages", TIMEOUT_S)
 
@@ -159,7 +158,7 @@ class _Worker:
         carrier = self._carrier
 
         def found() -> object:
-            return [] if carrier._closing else carrier._ready() or None
+            return [] if carrier.peers.monitor.closed else carrier._ready() or None
 
         while ready := (yield from self._wait_for(found, "a round", RUN_S)):
             yield self._random.random() * 0.003
