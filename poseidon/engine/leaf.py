@@ -126,13 +126,31 @@ class Leaf:
     stage: LeafStage = LeafStage.REST
     read: Callable[[], Any]
     together: Callable[[bool, bool], Any] | None = None
-    write: Callable[[Found], None] = nothing
+    write: Callable[[Found], object] = nothing
     check: Callable[[Found], None] = nothing
     resize: Callable[[Found], Any] = nothing
     enter: Callable[[int], object] | None = None
     copy: Callable[[Any], Any] | None = None
     may_miss: bool = False
     is_opened: bool = False
+
+    @classmethod
+    def shared(
+        cls,
+        name: str,
+        read: Callable[[], Any],
+        write: Callable[[Any], object] = lambda _: None,
+        *,
+        stage: LeafStage = LeafStage.REST,
+    ) -> Leaf:
+        """Return a leaf of all workers; `write` takes its value."""
+        return cls(
+            name=name,
+            scope=Scope.SHARED,
+            stage=stage,
+            read=read,
+            write=lambda found: write(found.shared),
+        )
 
 
 def packed(value: object) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from poseidon.base.call_names import STEP
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
@@ -176,32 +177,26 @@ class JobMember(MeanLoop):
         """Return the state of the job after an iteration."""
         solver = self._solver
         return [
-            Leaf(name="iter", scope=Scope.SHARED, read=lambda: solver.iter, write=self._load_iter),
-            Leaf(
-                name="iterations",
-                scope=Scope.SHARED,
+            Leaf.shared("iter", lambda: solver.iter, self._load_iter),
+            Leaf.shared(
+                "iterations",
+                lambda: self._session.iterations,
+                self._set_iterations,
                 stage=LeafStage.EXCHANGE,
-                read=lambda: self._session.iterations,
-                write=lambda found: self._set_iterations(found.shared),
             ),
-            Leaf(
-                name="values",
-                scope=Scope.SHARED,
+            Leaf.shared(
+                "values",
+                lambda: [blob.read_data().cpu() for blob in self._blobs],
+                self._load_values,
                 stage=LeafStage.MODULE,
-                read=lambda: [blob.read_data().cpu() for blob in self._blobs],
-                write=self._load_values,
             ),
-            Leaf(
-                name="histories",
-                scope=Scope.SHARED,
-                stage=LeafStage.UPDATE,
-                read=lambda: [
-                    [torch.from_numpy(array) for array in history]
-                    for history in solver._updater.histories()
-                ],
-                write=lambda found: solver._updater.set_histories(
-                    [[array.numpy() for array in history] for history in found.shared]
+            Leaf.shared(
+                "histories",
+                lambda: [[*map(torch.from_numpy, own)] for own in solver._updater.histories()],
+                lambda histories: solver._updater.set_histories(
+                    [[array.numpy() for array in history] for history in histories]
                 ),
+                stage=LeafStage.UPDATE,
             ),
             ExchangeLeaves(self._tensors, self._exchange, own=self._tree.own).held_back(),
             Leaf(name="tests", scope=Scope.ROOT, read=self._tests, write=self._load_tests),
@@ -213,11 +208,11 @@ class JobMember(MeanLoop):
             ),
         ]
 
-    def _load_iter(self, found: Found) -> None:
-        self._solver.iter, self.is_brought = found.shared, True
+    def _load_iter(self, iterations: int) -> None:
+        self._solver.iter, self.is_brought = iterations, True
 
-    def _load_values(self, found: Found) -> None:
-        for blob, value in zip(self._blobs, found.shared, strict=True):
+    def _load_values(self, values: list[Tensor]) -> None:
+        for blob, value in zip(self._blobs, values, strict=True):
             blob.write_data().copy_(value)
 
     def _tests(self) -> list[dict[str, int]]:

@@ -48,22 +48,16 @@ class ProgressLeaves:
         )
         told = loop.context.member.virtual_workers is not None
         return [
-            Leaf(name="poseidon", scope=Scope.SHARED, read=lambda: FORMAT),
-            Leaf(
-                name="steps",
-                scope=Scope.SHARED,
-                read=lambda: session.steps,
-                write=lambda found: session.continue_from(steps=found.shared),
-            ),
-            Leaf(
-                name="iterations",
-                scope=Scope.SHARED,
+            Leaf.shared("poseidon", lambda: FORMAT),
+            Leaf.shared("steps", lambda: session.steps, lambda n: session.continue_from(steps=n)),
+            Leaf.shared(
+                "iterations",
+                lambda: session.iterations,
+                lambda n: session.continue_from(iterations=n),
                 stage=LeafStage.EXCHANGE,
-                read=lambda: session.iterations,
-                write=lambda found: session.continue_from(iterations=found.shared),
             ),
-            Leaf(name="told", scope=Scope.SHARED, read=lambda: told),
-            Leaf(name="exchange_plan", scope=Scope.SHARED, read=lambda: plan),
+            Leaf.shared("told", lambda: told),
+            Leaf.shared("exchange_plan", lambda: plan),
             Leaf(
                 name="computation",
                 scope=Scope.SHARED,
@@ -209,13 +203,8 @@ class CodecLeaves:
             read=lambda: self._without_masters(of_each.read()),
             write=lambda found: self._exchange.hold_back(found, self._for_shards),
         )
-        masters = Leaf(
-            name="masters",
-            scope=Scope.SHARED,
-            stage=LeafStage.OWN,
-            read=self._loop.masters.state,
-            write=lambda found: self._loop.masters.load(found.shared),
-        )
+        of_worker = self._loop.masters
+        masters = Leaf.shared("masters", of_worker.state, of_worker.load, stage=LeafStage.OWN)
         on_shards = Leaf(
             name="masters",
             scope=Scope.ROOT,
@@ -264,12 +253,11 @@ class RandomStates:
             read=lambda: [loop.streams.of(virtual_worker) for virtual_worker in loop.tree.own],
             write=self._write,
         )
-        outside = Leaf(
-            name="random",
-            scope=Scope.SHARED,
+        outside = Leaf.shared(
+            "random",
+            lambda: loop.streams.of(None),
+            lambda states: loop.streams.load(None, states),
             stage=LeafStage.RANDOM,
-            read=lambda: loop.streams.of(None),
-            write=lambda found: loop.streams.load(None, found.shared),
         )
         return [of_each, outside]
 

@@ -108,14 +108,11 @@ class SolverState:
     def _leaves(self) -> list[Leaf]:
         """Return what the loop continues from."""
         return [
-            Leaf(
-                name="iteration",
-                scope=Scope.SHARED,
+            Leaf.shared(
+                "iteration",
+                lambda: self._session.iterations,
+                lambda count: self._session.continue_from(steps=count, iterations=count),
                 stage=LeafStage.MODULE,
-                read=lambda: self._session.iterations,
-                write=lambda found: self._session.continue_from(
-                    steps=found.shared, iterations=found.shared
-                ),
             ),
             Leaf(
                 name="values",
@@ -139,17 +136,8 @@ class SolverState:
                 ],
                 write=self._write_workers,
             ),
-            Leaf(
-                name="tests_done",
-                scope=Scope.SHARED,
-                read=lambda: self.tests_done,
-                write=self._write_tests_done,
-            ),
-            Leaf(
-                name="schemes",
-                scope=Scope.SHARED,
-                read=lambda: [scheme.value for scheme in self._schemes],
-            ),
+            Leaf.shared("tests_done", lambda: self.tests_done, self._write_tests_done),
+            Leaf.shared("schemes", lambda: [scheme.value for scheme in self._schemes]),
         ]
 
     def _copy_values(self, before: Sequence[Tensor] | None) -> Copying:
@@ -181,8 +169,8 @@ class SolverState:
             losses = SmoothedLoss(self._replica.settings.average_loss, tuple(state.smoothed_loss))
             self.smoothed[nets.number] = losses
 
-    def _write_tests_done(self, found: Found) -> None:
-        self.tests_done = found.shared
+    def _write_tests_done(self, iterations: int) -> None:
+        self.tests_done = iterations
 
 
 def state_of(nets: WorkerNets, losses: Sequence[float]) -> PoseidonWorkerState:

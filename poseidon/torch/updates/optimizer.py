@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, on_host
+from poseidon.engine.leaf import Leaf, LeafStage, on_host
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.torch.group_loop import GroupLoop
@@ -159,16 +159,15 @@ class ShardOptimizerUpdate(RuleUpdate):
         return (p for o in self.optimizers for group in o.param_groups for p in group["params"])
 
     def leaves(self) -> Sequence[Leaf]:
-        states = Leaf(
-            name="optimizers",
-            scope=Scope.SHARED,
+        states = Leaf.shared(
+            "optimizers",
+            lambda: [on_host(optimizer.state_dict()) for optimizer in self.optimizers],
+            self._load_optimizers,
             stage=LeafStage.UPDATE,
-            read=lambda: [on_host(optimizer.state_dict()) for optimizer in self.optimizers],
-            write=self._load_optimizers,
         )
         return [states, *super().leaves()]
 
-    def _load_optimizers(self, found: Found) -> None:
+    def _load_optimizers(self, states: Sequence[Any]) -> None:
         with loading():
-            for optimizer, saved in zip(self.optimizers, found.shared, strict=True):
+            for optimizer, saved in zip(self.optimizers, states, strict=True):
                 load_optimizer(optimizer, saved)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
+from poseidon.engine.leaf import Leaf, LeafStage
 from poseidon.engine.loop_table import Applies, LoopEvent, State
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
@@ -211,13 +211,7 @@ class RuleUpdate(GroupUpdate):
         self._note_values()
 
     def leaves(self) -> Sequence[Leaf]:
-        rate = Leaf(
-            name="lr",
-            scope=Scope.SHARED,
-            stage=LeafStage.UPDATE,
-            read=lambda: self._set_rate,
-            write=self._load_rate,
-        )
+        rate = Leaf.shared("lr", lambda: self._set_rate, self._load_rate, stage=LeafStage.UPDATE)
         return [rate, *map(self._of_whole, self._histories.histories())]
 
     def replicated(self) -> Mapping[str, Tensor]:
@@ -231,8 +225,8 @@ class RuleUpdate(GroupUpdate):
         member = self.loop.context.member
         return leaf_of_named(leaf, self._trained, lambda n, none, _: [none] * counts[n], member)
 
-    def _load_rate(self, found: Found) -> None:
-        self._set_rate = found.shared
+    def _load_rate(self, rate: float | None) -> None:
+        self._set_rate = rate
 
     def reopen(self) -> None:
         self.loop.exchange.open(self._histories.loaded(), self.loop.session.iterations)
