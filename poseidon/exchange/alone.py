@@ -57,8 +57,11 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
     ) -> None:
         self.indices = range(len(tensors))
         self.by_factors = by_factors
-        self._is_only = is_only
         self._device = device_of(tensors[0].tensor.device) if tensors else HOST
+        self._limits_on_device = is_only and not (self._device.is_host or by_factors)
+        """Whether the limit on the norm is taken where the gradients are: a training loop does not
+        wait for it.
+        """
         self._tensors = tensors
         self._settings = settings
         self._in_parts = in_parts
@@ -91,13 +94,6 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
 
     def wait(self, index: int) -> None:
         pass
-
-    @property
-    def _limits_on_device(self) -> bool:
-        """Whether the limit on the norm is taken where the gradients are: a training loop does not
-        wait for it.
-        """
-        return self._is_only and not (self._device.is_host or self.by_factors)
 
     def held_squares(self) -> list[float]:
         if self._limits_on_device:

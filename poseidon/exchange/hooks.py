@@ -146,7 +146,7 @@ class Hooks:
         self._taken, self._waiting = whole - self._waiting, whole
         self._begun.clear()
         for index in self._without_forward:
-            self._wait(index)
+            self.wait_for(index)
 
     @property
     def are_taken(self) -> bool:
@@ -157,21 +157,17 @@ class Hooks:
         """Whether the gradient of a tensor has left in this iteration, or for this virtual worker."""
         return index in self._begun
 
-    def wait_for(self, index: int) -> None:
-        """Wait for one tensor, also between two iterations."""
-        self._wait(index)
-
     def wait_before_use(self, tensors: Sequence[Tensor]) -> None:
         """Wait for tensors that are about to be used, of those whose gradients have not left."""
         owned = {self._indices[tensor] for tensor in tensors if tensor in self._indices}
         for index in sorted(owned if self._wait_free else self._waiting):
             if index in self._waiting and index not in self._begun:
-                self._wait(index)
+                self.wait_for(index)
 
     def wait(self) -> None:
         """Wait for every tensor now, in their order."""
         for index in sorted(self._waiting):
-            self._wait(index)
+            self.wait_for(index)
 
     def wait_for_rest(self) -> None:
         """Wait for the tensors whose own module's forward pass has not run. Later iterations wait
@@ -179,7 +175,7 @@ class Hooks:
         """
         for index in list(self._waiting):
             self._without_forward.add(index)
-            self._wait(index)
+            self.wait_for(index)
 
     def next_pass(self) -> None:
         """End a backward pass of this iteration."""
@@ -346,11 +342,12 @@ class Hooks:
         def wait(module: nn.Module, arguments: object) -> None:
             for index in owned if self._wait_free else sorted(self._waiting):
                 if index in self._waiting:
-                    self._wait(index)
+                    self.wait_for(index)
 
         return wait
 
-    def _wait(self, index: int) -> None:
+    def wait_for(self, index: int) -> None:
+        """Wait for one tensor, also between two iterations."""
         # a value may be written here, which torch.func refuses within a transform
         with self._turn, torch._C._DisableFuncTorch():
             if index in self._waiting:
