@@ -75,7 +75,9 @@ class Wheel(bdist_wheel):
 
 
 INSTALL_REQUIRES = [
-    "torch>=2.6",  # tensors, autograd, kernels on CPU and CUDA
+    # tensors, autograd, kernels on CPU and CUDA; 2.11 is the first that can forget what DTensor has
+    # computed for the meshes of an earlier start
+    "torch>=2.11",
     "numpy>=1.26",  # arrays at the edges: databases, wire frames
     "pyzmq>=26",  # sockets of the parameter server
     "msgpack>=1.1",  # message headers on the wire
