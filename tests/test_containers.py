@@ -89,7 +89,7 @@ def test_the_steps_of_the_image(tmp_path: Path, index: str) -> None:
         assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text().splitlines()
     assert "pip wheel --no-cache-dir --no-deps --wheel-dir=/wheels ." in asked
-    torch = f"pip install --no-cache-dir torch>=2.6 --index-url={index}".removesuffix(
+    torch = f"pip install --no-cache-dir torch>=2.11 --index-url={index}".removesuffix(
         " --index-url="
     )
     assert torch in asked
