@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -92,7 +92,9 @@ class Loops:
     @property
     def are_asked_to_stop(self) -> bool:
         """Whether the job was asked to stop after a step that a loop has made."""
-        return self._are_stopped or any(one.is_asked_to_stop() for one in self.open)
+        with suppress(ServerError):  # an exchange that has failed brings no request
+            return self._are_stopped or any(one.is_asked_to_stop() for one in self.open)
+        return False
 
     def add(self, loop: Loop) -> None:
         """Add a loop that is open; a second time does nothing."""

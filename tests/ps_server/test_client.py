@@ -375,7 +375,7 @@ def test_a_cut_link_is_noticed() -> None:
 
 
 def test_a_store_needs_an_address_for_each_shard() -> None:
-    with pytest.raises(SpecError, match="has 2 shards, and the addresses are 1;"):
+    with pytest.raises(SpecError, match="has 2 shards, but 1 addresses were given;"):
         Client(["tcp://127.0.0.1:1"], Network(), spec(2))
 
 

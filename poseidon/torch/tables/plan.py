@@ -237,15 +237,15 @@ def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float
         return
     options, virtual, reason = member.options, member.by_worker, ""
     if clip is not None:
-        reason = "no clip=, because the shards have the gradients of rows"
+        reason = "leave out clip=, because the shards have the gradients of rows"
     elif options.local_steps:
-        reason = "no local steps (--local_steps), because workers hold few of their rows"
+        reason = "leave out --local_steps, because workers hold few of their rows"
     elif member.network.size > 1 and not (member.shards and options.kind.has_shards):
-        reason = "shards to hold them; use --exchange=ps (auto has none on one machine)"
+        reason = "use --exchange=ps, because only shards hold its rows (auto has none on one machine)"
     elif member.takes_turns:
         reason = (
-            f"as many workers as virtual workers: {virtual.processes} for {virtual.count} would "
+            f"start as many workers as virtual workers: {virtual.processes} for {virtual.count} would "
             "compute their gradients one after another"
         )
     if reason:
-        raise UsageError(f"table '{tables[0].spec.name}' has sparse gradients, which need {reason}")
+        raise UsageError(f"table '{tables[0].spec.name}' has sparse gradients: {reason}")

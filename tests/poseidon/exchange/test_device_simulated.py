@@ -24,7 +24,7 @@ from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.host.owner import Owner
+from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.options import ExchangeKind
 from poseidon.exchange.server import tables
 from poseidon.exchange.server.table import ServerTable
@@ -217,16 +217,16 @@ def write_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def publish_before_the_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers of a host read a value before its owner has copied it to their memory."""
-    publish = Owner._publish
+    publish = HostMemory.publish
 
-    def at_once(self: Owner, start: int, stop: int) -> None:
+    def at_once(self: HostMemory, numbers: Sequence[int]) -> None:
         own, self.device = self.device, HOST
         try:
-            publish(self, start, stop)
+            publish(self, numbers)
         finally:
             self.device = own
 
-    monkeypatch.setattr(Owner, "_publish", at_once)
+    monkeypatch.setattr(HostMemory, "publish", at_once)
 
 
 MOMENTUM = Scenario(iterations=3)

@@ -448,9 +448,9 @@ def test_a_batch_without_weight_touches_no_row(sparse: bool) -> None:
 MOMENTUM = poseidon.SGD(lr=0.1, momentum=0.9)
 DECAY = poseidon.Adam(lr=0.1, weight_decay=0.1)
 REFUSED = {
-    "clip": (SGD, DistributeOptions(clip=1.0), {}, "expected no clip="),
-    "local steps": (SGD, DistributeOptions(local_steps=4), {}, "expected no local steps"),
-    "all-reduce": (SGD, DistributeOptions(), {"kind": ExchangeKind.ALLREDUCE}, "expected shards"),
+    "clip": (SGD, DistributeOptions(clip=1.0), {}, "leave out clip="),
+    "local steps": (SGD, DistributeOptions(local_steps=4), {}, "leave out --local_steps"),
+    "all-reduce": (SGD, DistributeOptions(), {"kind": ExchangeKind.ALLREDUCE}, "use --exchange=ps"),
     "momentum": (MOMENTUM, DistributeOptions(), {}, "use SGD without momentum"),
     "decay": (DECAY, DistributeOptions(), {}, "without weight decay"),
     "no rule": (one_optimizer, DistributeOptions(), {}, "write Table\\(..., rule=poseidon.Adam"),
