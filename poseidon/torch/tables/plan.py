@@ -241,7 +241,9 @@ def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float
     elif options.local_steps:
         reason = "leave out --local_steps, because workers hold few of their rows"
     elif member.network.size > 1 and not (member.shards and options.kind.has_shards):
-        reason = "use --exchange=ps, because only shards hold its rows (auto has none on one machine)"
+        reason = (
+            "use --exchange=ps, because only shards hold its rows (auto has none on one machine)"
+        )
     elif member.takes_turns:
         reason = (
             f"start as many workers as virtual workers: {virtual.processes} for {virtual.count} would "
