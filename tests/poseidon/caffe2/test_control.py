@@ -124,7 +124,7 @@ def test_nets_that_set_booleans(nets: Nets) -> None:
     assert control.MergeConditionNets("m", [nets.true], "Or") is nets.true
 
 
-def test_mistakes(nets: Nets) -> None:
+def test_missing_nets_and_outputs_are_refused(nets: Nets) -> None:
     with pytest.raises(ValueError, match="no net and no step"):
         control.Do("d")
     with pytest.raises(ValueError, match="must be a list"):

@@ -145,7 +145,7 @@ def test_the_deploy_net_computes_what_the_test_net_does(folder: Path) -> None:
         ),
     ],
 )
-def test_mistakes(
+def test_commands_of_models_name_wrong_input(
     folder: Path, words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["deploy", "train_val.prototxt"]) == 0

@@ -116,7 +116,7 @@ def test_a_process_that_begins_later_is_followed(
         (("job-a", "--lines=-1"), UsageError, "--lines=-1"),
     ],
 )
-def test_mistakes(
+def test_records_that_cannot_be_read_are_named(
     folder: Path, words: tuple[str, ...], error: type[Exception], sentence: str
 ) -> None:
     (folder.parent / "empty").mkdir()

@@ -192,7 +192,7 @@ def test_ps_forgets_what_has_gone(
         (("../x",), JobError, "neither a running job nor a machinefile"),
     ],
 )
-def test_mistakes(
+def test_jobs_that_cannot_be_reached_are_named(
     state: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -83,7 +83,7 @@ def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
         ("0 h 5\n" * 10_001, 1, "hosts:10001: ", "at most 10,000 hosts"),
     ],
 )  # fmt: skip
-def test_mistakes(text: str, channels: int, place: str, words: str) -> None:
+def test_a_wrong_line_is_named(text: str, channels: int, place: str, words: str) -> None:
     with pytest.raises(MachinefileError) as caught:
         parse_machinefile(text, source="hosts", channels=channels)
     assert str(caught.value).startswith(place)

@@ -70,7 +70,7 @@ def test_values(read: Callable[[str], object], text: str, value: object) -> None
         (renamed, "fc8=", "expected OURS=THEIRS, found 'fc8='"),
     ],
 )  # fmt: skip
-def test_mistakes(read: Callable[[str], object], text: str, message: str) -> None:
+def test_a_wrong_value_is_refused(read: Callable[[str], object], text: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as refused:
         read(text)
     assert str(refused.value) == message

@@ -105,7 +105,9 @@ def test_an_unknown_format(
     assert capsys.readouterr().out == ""
 
 
-def test_mistakes(alexnet: NetParameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_file_direction_or_program_is_named(
+    alexnet: NetParameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="missing extension"):
         draw_net_to_file(alexnet, tmp_path / "net")
     with pytest.raises(UsageError, match="rankdir is 'UP', expected one of LR"):

@@ -308,7 +308,9 @@ def test_labels_of_images(tmp_path: Path) -> None:
         ("transform_param { resize_param { height: 5 } }", DataError, "height 5 and width 0"),
     ],
 )
-def test_mistakes(database: Path, body: str, error: type[Exception], message: str) -> None:
+def test_illegal_parameters_of_annotated_data_are_refused(
+    database: Path, body: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         annotated_net(database, body)
 

@@ -118,7 +118,9 @@ def test_a_list_of_find_beside_its_images_is_read(folder: Path, path: str, root:
         ("new_height: 3", "only one of new_height and new_width"),
     ],
 )
-def test_mistakes(folder: Path, body: str, message: str) -> None:
+def test_illegal_parameters_of_image_data_are_refused(
+    folder: Path, body: str, message: str
+) -> None:
     with pytest.raises(DefinitionError, match=message):
         net(folder, body)
 

@@ -160,7 +160,9 @@ def test_order_and_start(folder: Path) -> None:
         ('batch_size: 1 mean_file: "m"', "has mean_file in dense_image_data_param"),
     ],
 )
-def test_mistakes(folder: Path, body: str, message: str) -> None:
+def test_illegal_parameters_of_dense_image_data_are_refused(
+    folder: Path, body: str, message: str
+) -> None:
     with pytest.raises(DefinitionError, match=message):
         net(folder, body, 'transform_param { mean_file: "n" }')
 

@@ -114,7 +114,9 @@ def test_workers_share_the_images_or_have_parts(folder: Path) -> None:
         ("", "transform_param { mean_value: 3 mean_value: 4 }", "mean_value occurs 2 times"),
     ],
 )
-def test_mistakes(folder: Path, body: str, rest: str, message: str) -> None:
+def test_illegal_parameters_of_rois_are_refused(
+    folder: Path, body: str, rest: str, message: str
+) -> None:
     with pytest.raises(DefinitionError, match=message):
         net(folder, body, rest)
 

@@ -79,6 +79,8 @@ def test_a_client_may_have_a_window_file_of_its_own(folder: Path) -> None:
         ("", "crop_size: 8 mean_value: 1 mean_value: 2", "mean_value occurs 2 times"),
     ],
 )
-def test_mistakes(folder: Path, body: str, transform: str, message: str) -> None:
+def test_illegal_parameters_of_window_data_are_refused(
+    folder: Path, body: str, transform: str, message: str
+) -> None:
     with pytest.raises(DefinitionError, match=message):
         net(folder, body, transform)

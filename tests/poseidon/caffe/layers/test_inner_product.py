@@ -66,7 +66,7 @@ def test_few_rows_of_an_embed_have_a_gradient() -> None:
     assert [info.looked_up for info in net.parameters_info] == [True, False]
 
 
-def test_mistakes() -> None:
+def test_embed_refuses_a_missing_size_and_an_index_outside() -> None:
     with pytest.raises(DefinitionError, match="missing input_dim"):
         embed("num_output: 3")
     with pytest.raises(DataError, match=r"index 5 is outside 0..4"):

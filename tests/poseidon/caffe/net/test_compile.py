@@ -74,7 +74,7 @@ OTHER_SHAPE = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_mistakes(name: str) -> None:
+def test_a_wrong_layer_is_named_with_its_line(name: str) -> None:
     text, message = WRONG[name]
     with pytest.raises(DefinitionError) as caught:
         build(text)

@@ -122,7 +122,7 @@ def cases(text: str) -> list[str]:
         *((row, SolverParameter) for row in cases(SOLVER_CASES)),
     ],
 )
-def test_mistakes(row: str, message: type[Message]) -> None:
+def test_a_mistake_is_described_at_its_place(row: str, message: type[Message]) -> None:
     given, says = row.replace("FIRST_TWELVE", FIRST_TWELVE).split(" => ")
     place, text = given.replace("\\n", "\n").split(" ", 1)
     mistake = diagnose(text, message.DESCRIPTOR)

@@ -124,7 +124,7 @@ def test_unknown_settings_of_a_layer_are_dropped_with_a_warning(
         ('layer { type: "padding" pad: 1 } top: "b"', "a padding layer has one bottom and one top"),
     ],
 )
-def test_mistakes(text: str, message: str) -> None:
+def test_fields_that_cannot_be_upgraded_are_refused(text: str, message: str) -> None:
     with pytest.raises(UpgradeError, match=message) as caught:
         upgrade_net(net(layers('layer { type: "relu" }', text)))
     assert caught.value.layer == 1

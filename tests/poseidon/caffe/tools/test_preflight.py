@@ -188,7 +188,7 @@ def test_names() -> None:
         (WHOLE.to_json().replace(b'"leveldb"', b'"hdf5"'), "unknown backend 'hdf5'"),
     ],
 )
-def test_mistakes(line: bytes, message: str) -> None:
+def test_illegal_documents_of_an_extraction_are_refused(line: bytes, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_document(Extraction, line)
 

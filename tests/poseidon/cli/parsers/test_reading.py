@@ -79,7 +79,9 @@ def test_arguments(places: tuple[Flag, ...], words: str, expected: dict[str, obj
         ((), "--old=1 --olt", "unknown flag --olt"),
     ],
 )
-def test_mistakes(places: tuple[Flag, ...], words: str, says: str) -> None:
+def test_wrong_words_are_refused_in_one_sentence(
+    places: tuple[Flag, ...], words: str, says: str
+) -> None:
     with pytest.raises(Mistake) as mistake:
         read((*FLAGS, *places), shlex.split(words))
     assert str(mistake.value) == says

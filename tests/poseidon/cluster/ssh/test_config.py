@@ -193,7 +193,7 @@ def test_jumps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["Host *\n  Port many\n", "unparsable\n", 'UserKnownHostsFile "/a b\n']
 )
-def test_mistakes(tmp_path: Path, text: str) -> None:
+def test_a_wrong_line_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(JobError, match="config: "):
         _endpoint(tmp_path, text)
 

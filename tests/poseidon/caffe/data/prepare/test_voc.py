@@ -120,7 +120,7 @@ def test_a_given_label_map(tmp_path: Path) -> None:
         (["--label_map_file=none"], "", "none: there is no such file"),
     ],
 )
-def test_mistakes(
+def test_convert_voc_names_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], spoil: str, message: str
 ) -> None:
     root = year(tmp_path / "VOC2007", {"test": ["a"]})

@@ -61,7 +61,9 @@ def test_columns(order: str) -> None:
         ("ConvTranspose", [X, W], {"kernel": 3, "adj": 1}, "the input has 4 channels"),
     ],
 )
-def test_mistakes(kind: str, inputs: list[Array], arguments: dict[str, Any], message: str) -> None:
+def test_shapes_that_do_not_fit_are_refused(
+    kind: str, inputs: list[Array], arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RuntimeError, match=message):
         run(kind, inputs, **arguments)
 

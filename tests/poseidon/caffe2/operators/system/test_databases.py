@@ -67,7 +67,7 @@ def test_names(saved: dict[str, Any]) -> None:
         ("Save", ["f", "f"], [], "Duplicated blob name: f"),
     ],
 )
-def test_mistakes(
+def test_wrong_inputs_of_databases_are_refused(
     saved: dict[str, Any], kind: str, inputs: list[str], outputs: list[str], message: str
 ) -> None:
     workspace.FeedBlob("f", VALUES["f"])

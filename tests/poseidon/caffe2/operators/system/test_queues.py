@@ -78,7 +78,7 @@ def test_an_entry_keeps_its_values() -> None:
         ("CreateBlobsQueue", [], ["other"], {"capacity": 0}, "at least 1, not 0"),
     ],
 )
-def test_mistakes(
+def test_wrong_inputs_of_queues_are_refused(
     kind: str, inputs: list[str], outputs: list[str], arguments: Any, message: str
 ) -> None:
     call("CreateBlobsQueue", [], ["queue"])
