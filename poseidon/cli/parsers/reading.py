@@ -94,7 +94,7 @@ def read(flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
     """
     parser = parser_of(flags)
     switches = {name for flag in flags if flag.takes is Takes.SWITCH for name in flag.names}
-    ours = list(words).index("--") if "--" in words else len(words)  # what follows is no flag
+    ours = list(words).index("--") if "--" in words else len(words)  # flags end here
     spelled = [*(_spelled(word, switches) for word in words[:ours]), *words[ours:]]
     rest = next((flag for flag in flags if flag.takes is Takes.REST), None)
     try:

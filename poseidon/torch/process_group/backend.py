@@ -321,8 +321,8 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         if not 0 <= rank < self.size():
             raise ValueError(
-                f"there is no worker {rank} in a group of {counted(self.size(), 'worker')}; give a "
-                f"rank from 0 to {self.size() - 1}"
+                f"rank {rank} is outside a group of {counted(self.size(), 'worker')}; give a rank "
+                f"from 0 to {self.size() - 1}"
             )
         return rank
 

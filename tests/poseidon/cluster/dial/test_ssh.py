@@ -327,6 +327,13 @@ def test_all_problems_at_once(sshd: LoopbackSshd, tmp_path: Path) -> None:
     assert "nobody-of-that-name@127.0.0.1" in problems[1] and "was refused" in problems[1]
 
 
+def test_a_server_that_says_nothing(sshd: LoopbackSshd) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = Host(id=1, address="127.0.0.1", port=0, ssh_port=silent.getsockname()[1])
+        with pytest.raises(JobError, match="no SSH server that we can use"):
+            dial_all([host], SshSettings(config=sshd.config, connect_timeout_s=0.5), OWN)
+
+
 def test_through_another_host(sshd: LoopbackSshd, tmp_path: Path) -> None:
     jump = f"Host inner\n  HostName 127.0.0.1\n  ProxyJump 127.0.0.1:{sshd.port},127.0.0.1:{sshd.port}\n"
     (tmp_path / "config").write_text(jump + sshd.config.read_text())
