@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgpack
@@ -125,6 +125,18 @@ class Peers(Generic[L]):
     def names(self, ranks: Iterable[int]) -> str:
         """Return the names of some of these workers in messages; empty: none."""
         return ", ".join(self._network.name(self._ranks[rank]) for rank in ranks)
+
+    def addresses(self, offers: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+        """Return the addresses that all workers have offered under a name, by rank.
+
+        Raises:
+            RemoteProtocolError: one has not.
+        """
+        found: list[Any] = [offer.get(name) for offer in offers]
+        for rank, address in enumerate(found):
+            if not isinstance(address, str) or not address.startswith("tcp://"):
+                raise RemoteProtocolError(f"{self.names([rank])} sent no address at the rendezvous")
+        return found
 
     def on(self, kind: str, numbers: int | None, receive: Receive) -> None:
         """Pass messages of a kind to a receiver, before `links` are connected.

@@ -134,19 +134,6 @@ def introduce(
     return offers, samples
 
 
-def offered_addresses(offers: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    """Return the addresses that all workers have offered under a name, by rank.
-
-    Raises:
-        RemoteProtocolError: one has not.
-    """
-    addresses: list[Any] = [offer.get(name) for offer in offers]
-    for rank, address in enumerate(addresses):
-        if not isinstance(address, str) or not address.startswith("tcp://"):
-            raise RemoteProtocolError(f"worker {rank} sent no address at the rendezvous")
-    return addresses
-
-
 def common_kernel(samples: Sequence[ArithmeticSample], *, required: bool) -> Kernel:
     """Return the fastest kernel that computes the same bits on all workers.
 

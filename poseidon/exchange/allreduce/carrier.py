@@ -27,7 +27,7 @@ from poseidon.exchange.job_control import JobControl, LinksControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
-from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
+from poseidon.exchange.replicas import common_kernel, introduce
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
@@ -143,7 +143,7 @@ class AllReduceCarrier(GradientCarrier):
                 )
         common_kernel(samples, required=self._member.equal_bits)
         if self._is_beside_server:
-            self._peers.links.connect(offered_addresses(offers, "sums"))
+            self._peers.links.connect(self._peers.addresses(offers, "sums"))
         self._sums.memory.lend()
         return bool(offers[0].get("resumed"))
 

@@ -36,7 +36,6 @@ from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.peers import Peers
-from poseidon.exchange.replicas import offered_addresses
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.json_fields import value_of
@@ -278,7 +277,7 @@ def _sums(
 
     try:
         offers = _collect(client, {"sums": peers.links.address}, whole=False)
-        peers.links.connect(offered_addresses(offers, "sums"))
+        peers.links.connect(peers.addresses(offers, "sums"))
         sums.memory.lend()
         yield exchange
         client.barrier()  # a worker that leaves at once ends sums that others still wait for

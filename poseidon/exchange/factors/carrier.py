@@ -35,7 +35,7 @@ from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
-from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
+from poseidon.exchange.replicas import common_kernel, introduce
 from poseidon.exchange.serial_executor import SerialExecutor, join_within
 from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread
@@ -116,7 +116,7 @@ class FactorCarrier(FactoredCarrier):
             offer = {"factors": self.peers.links.address}
             trained = [weight.trained for weight in self._weights.values()]
             offers, samples = introduce(self._control, trained, offer)
-            addresses = offered_addresses(offers, "factors")
+            addresses = self.peers.peers.addresses(offers, "factors")
             self._scratch.kernel = common_kernel(samples, required=self._member.equal_bits)
         else:
             self._rewind(clock)

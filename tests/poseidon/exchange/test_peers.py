@@ -62,6 +62,13 @@ def test_a_refused_message_names_its_sender_by_its_rank_in_the_job() -> None:
     sums.close()
 
 
+def test_a_worker_without_an_address_is_named_by_its_rank_in_the_job() -> None:
+    peers = Peers.over_network(replace(networks(2)[0], ranks=(1, 4)))
+    with pytest.raises(RemoteProtocolError, match=r"^worker 4 sent no address"):
+        peers.addresses([{"sums": "tcp://127.0.0.1:1"}, {"sums": None}], "sums")
+    peers.close(0)
+
+
 def test_a_request_of_no_kind_is_refused() -> None:
     peers = Peers.over_network(networks(2)[1])
     LinksControl(peers)
