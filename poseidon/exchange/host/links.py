@@ -152,8 +152,8 @@ class HostLinks:
     def _take(self, rank: int, stream: socket.socket, *, expected: range) -> None:
         if rank not in expected or rank in self._streams:
             raise PeerLost(
-                f"a worker of this machine joined as worker {rank} of {self._network.size}; all "
-                "must be workers of one job"
+                f"a worker of this machine joined with local rank {rank}, of {self._network.size} "
+                "workers; all must be workers of one job"
             )
         self._streams[rank] = stream
         self._network.interruption.on_interrupt(lambda _: _shut(stream))
@@ -222,8 +222,8 @@ class HostLinks:
                     raise RemoteProtocolError("a process of this machine is not of this job")
                 if size != self._network.size:
                     raise PeerLost(
-                        f"{self._network.name(rank)} expects {size} workers on this machine, but "
-                        f"{self._network.name(self._network.rank)} expects {self._network.size}"
+                        f"the worker with local rank {rank} expects {size} workers on this "
+                        f"machine, but {self._network.name(self._network.rank)} expects {self._network.size}"
                     )
                 return rank, payload, files
             case [_, "Failed"]:
