@@ -329,7 +329,7 @@ class Checkpoint:
             held_back = {part.name: torch.tensor(to_array(part.values)) for part in saved.held_back}
         except ValueError as error:
             raise SnapshotError(
-                f"{path}: what worker {saved.rank} has held back is damaged: {error}"
+                f"{path}: what virtual worker {saved.rank} has held back is damaged: {error}"
             ) from error
         history = None
         if saved.history:
@@ -344,13 +344,13 @@ class Checkpoint:
             arrays = [torch.tensor(to_array(blob)) for blob in blobs]
         except ValueError as error:
             raise SnapshotError(
-                f"{path}: the history of worker {rank} is damaged: {error}"
+                f"{path}: the history of virtual worker {rank} is damaged: {error}"
             ) from error
         exchanged = self._replica.exchanged
         if len(arrays) != count * len(exchanged):
             raise SnapshotError(
-                f"{path} has {len(arrays)} history blobs for worker {rank}; this net has "
-                f"{len(exchanged)} tensors that are trained"
+                f"{path} has {len(arrays)} history blobs for virtual worker {rank}; this net "
+                f"has {len(exchanged)} tensors that are trained"
             )
         return {
             info.name: arrays[count * at : count * (at + 1)] for at, info in enumerate(exchanged)

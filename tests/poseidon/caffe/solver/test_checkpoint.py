@@ -225,3 +225,8 @@ def test_a_snapshot_of_local_steps_has_a_history_of_each_worker_and_one_of_the_o
     run(solver, replace(local, options=ExchangeOptions(), resume=snapshot))  # as any snapshot
     run(solver, replace(local, options=ExchangeOptions(local_steps=2), resume=snapshot))
     run(solver, replace(local, workers=3, resume=snapshot))
+    del state.poseidon.worker[1].history[-1]
+    snapshot.write_bytes(state.SerializeToString())
+    seal(snapshot, tmp_path / "snap_iter_8.caffemodel")
+    with pytest.raises(SnapshotError, match="has 3 history blobs for virtual worker 1; this net"):
+        run(solver, replace(local, resume=snapshot))
