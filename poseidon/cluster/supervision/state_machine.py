@@ -43,6 +43,7 @@ from poseidon.cluster.events import (
 )
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import describe_exit
+from poseidon.cluster.supervision.positions import LoopPositions
 from poseidon.cluster.supervision.state import (
     Action,
     Cause,
@@ -50,7 +51,6 @@ from poseidon.cluster.supervision.state import (
     JobEvent,
     JobState,
     Kill,
-    LoopPositions,
     Outcome,
     PauseState,
     Pausing,

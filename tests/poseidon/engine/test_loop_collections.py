@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from poseidon.cluster import events
-from poseidon.cluster.supervision.state import LoopPositions
+from poseidon.cluster.supervision.positions import LoopPositions
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import LoopJob, WorkerContext
 from poseidon.errors import UsageError

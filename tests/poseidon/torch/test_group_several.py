@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import poseidon
 from poseidon.cluster.events import Alive, parse_event
-from poseidon.cluster.supervision.state import LoopPositions
+from poseidon.cluster.supervision.positions import LoopPositions
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import LoopJob, Loops, WorkerContext

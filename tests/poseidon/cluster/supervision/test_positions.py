@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from poseidon.cluster.events import ReportedPosition
-from poseidon.cluster.supervision.state import LoopPositions
+from poseidon.cluster.supervision.positions import LoopPositions
 
 WAITS = ReportedPosition(steps=6, collections=3, collection="mean")
 
