@@ -25,8 +25,8 @@ from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.cluster.supervision.state import JobResult
 from poseidon.engine.document import TrainingDocument, WorkKind
 from poseidon.engine.snapshot_runs import COPIES
 from poseidon.errors import JobError, UsageError, counted

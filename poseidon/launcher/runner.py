@@ -20,10 +20,10 @@ from poseidon.cluster.supervision.background import (
     run_in_background,
     this_command,
 )
-from poseidon.cluster.supervision.loop import JobResult, run_job
+from poseidon.cluster.supervision.loop import run_job
 from poseidon.cluster.supervision.restarts import Restarts, StartingPoint, describe_ending
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.state import DEFAULT_SUPERVISION, Pausing
+from poseidon.cluster.supervision.state import DEFAULT_SUPERVISION, JobResult, Pausing
 from poseidon.engine.document import WorkKind
 from poseidon.engine.snapshot_runs import COPIES
 from poseidon.errors import JobError, PoseidonError, UsageError, counted

@@ -15,9 +15,8 @@ from poseidon.base.paths import module_file, no_module, own_command, short_path
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.cluster.supervision.state import Outcome, SignalEffect
+from poseidon.cluster.supervision.state import JobResult, Outcome, SignalEffect
 from poseidon.engine.document import Prints, ScriptDocument, WorkKind
 from poseidon.engine.snapshot_files import sums_path
 from poseidon.engine.snapshot_runs import CHECKPOINT

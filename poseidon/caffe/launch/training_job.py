@@ -34,8 +34,8 @@ from poseidon.caffe.tools.preflight import (
 from poseidon.cluster.host_probe import HostNeeds, NeededFile
 from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.cluster.supervision.state import JobResult
 from poseidon.engine.document import JobDocument, WorkKind
 from poseidon.engine.snapshot_files import sums_path
 from poseidon.errors import SnapshotError, UsageError, counted

@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from poseidon.base.text_files import LineAssembler, OutputLine
@@ -26,9 +25,9 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import (
     Action,
     JobEvent,
+    JobResult,
     JobState,
     Kill,
-    Outcome,
     Pausing,
     ProcessExited,
     ProcessReported,
@@ -72,21 +71,6 @@ class JobListener:
 
     def close(self) -> None:
         """Release what the listener holds. Its owner calls this after the last start of the job."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult:
-    """The result of a job that did not fail.
-
-    Attributes:
-        outcome: whether it has finished or was stopped.
-        iteration: the last that the first worker has reported; None: a script without steps.
-        exit_code: 0, or the code for the signal that stopped it.
-    """
-
-    outcome: Outcome
-    iteration: int | None
-    exit_code: int = 0
 
 
 def run_job(
@@ -269,11 +253,7 @@ class _Run:
         """
         if self._machine.error is not None:
             raise self._machine.error
-        return JobResult(
-            outcome=self._machine.outcome,
-            iteration=self._machine.iteration,
-            exit_code=self._machine.exit_code,
-        )
+        return self._machine.result
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         self._inbox.put(partial(self._take_event, name, event))

@@ -22,8 +22,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
-from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.state import RETURN_TIMEOUT_S, Outcome
+from poseidon.cluster.supervision.state import RETURN_TIMEOUT_S, JobResult, Outcome
 from poseidon.errors import JobError, JobInterrupted, counted
 
 FIRST_PAUSE_S = 1.0

@@ -5,10 +5,10 @@ Law: values only; `state_machine.py` alone decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from dataclasses import dataclass
+from enum import Enum
 
-from poseidon.cluster.events import Event, Paused, ReportedPosition
+from poseidon.cluster.events import Event
 from poseidon.cluster.job_plan import ProcessName
 
 RETURN_TIMEOUT_S = 180.0
@@ -85,13 +85,19 @@ class Outcome(Enum):
     REGROUPED = "regrouped"  # all processes have paused on request: the job continues with others
 
 
-class CauseRank(IntEnum):
-    """How near a cause is to the root; of several, the lowest is reported."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """The result of a job that did not fail.
 
-    ROOT = 0  # killed, silent, never started: no other process is the cause
-    OWN_ERROR = 1  # a process reported an error of its own
-    UNEXPLAINED = 2  # a process ended without a report
-    PEER_LOST = 3  # a process reported the loss of a peer
+    Attributes:
+        outcome: whether it has finished or was stopped.
+        iteration: the last that the first worker has reported; None: a script without steps.
+        exit_code: 0, or the code for the signal that stopped it.
+    """
+
+    outcome: Outcome
+    iteration: int | None
+    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,88 +199,3 @@ class Kill:
 
 
 Action = SendLine | Terminate | Kill
-
-
-class Remedy(Enum):
-    """Whether a new start may help a job that fails."""
-
-    NONE = "none"  # it would fail again, or the user has ended it
-    RESTART = "restart"  # something was lost that ran: start the job again
-    RETRY = "retry"  # something did not start: try again later, if the job has ever run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why a job fails."""
-
-    rank: CauseRank
-    sentence: str
-    exit_code: int = 1
-    remedy: Remedy = Remedy.NONE
-    traceback: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class ProcessState:
-    """The state of one process."""
-
-    name: ProcessName
-    reported_s: float
-    moved_s: float | None = None
-    position: ReportedPosition | None = None
-    pid: int | None = None
-    ready: bool = False
-    iteration: int | None = None
-    explained: bool = False
-    finish_by_s: float | None = None
-    paused: Paused | None = None
-    given_up: bool = False
-    counted: bool = False
-    """As `pausing`, when the job last counted it."""
-    status: int | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether it has started and not ended."""
-        return self.pid is not None and self.status is None
-
-    @property
-    def pausing(self) -> bool:
-        """Whether it runs, has not paused, and is still expected to."""
-        return self.running and self.paused is None and not self.given_up
-
-    @property
-    def label(self) -> str:
-        """The process in messages."""
-        return self.name.describe(self.pid)
-
-    @property
-    def when(self) -> str:
-        """The iteration or phase, at the end of a sentence. Not every iteration is reported."""
-        if self.iteration is not None:
-            return f", last seen at iteration {self.iteration}"
-        return "" if self.ready else " while it was starting"
-
-
-@dataclass(slots=True, kw_only=True)
-class ShutdownState:
-    """The deadlines of a failing job; None once past."""
-
-    terminate_at_s: float | None
-    kill_at_s: float | None = None
-    give_up_at_s: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class PauseState:
-    """A job whose processes pause.
-
-    Attributes:
-        began_s: when the first one has paused, or something was lost.
-        asked: those that were asked to pause.
-        due: whether to look for those that are to be asked or given up.
-    """
-
-    began_s: float
-    asked: set[ProcessName] = field(default_factory=set)
-    due: bool = True

@@ -26,8 +26,7 @@ from poseidon.cluster.job_plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.rendezvous import task_from
-from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.state import Outcome, SignalEffect
+from poseidon.cluster.supervision.state import JobResult, Outcome, SignalEffect
 from poseidon.engine.document import JobDocument, ScriptDocument, read_document
 from poseidon.engine.leaf import packed
 from poseidon.errors import UsageError
@@ -212,7 +211,7 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
 LAUNCHER = """
 import sys
 from poseidon.cli.main import main
-from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.state import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.launcher import runner
 

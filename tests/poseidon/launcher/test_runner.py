@@ -22,10 +22,9 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.supervision.background import StartReport
-from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.state import Outcome
+from poseidon.cluster.supervision.state import JobResult, Outcome
 from poseidon.errors import JobError
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.runner import _JobRun, run

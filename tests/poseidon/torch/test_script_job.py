@@ -15,9 +15,8 @@ from poseidon.cli.jobs import job_request
 from poseidon.cli.main import parse_arguments
 from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.cluster.supervision.state import Outcome
+from poseidon.cluster.supervision.state import JobResult, Outcome
 from poseidon.engine.document import Prints, ScriptDocument, read_document
 from poseidon.engine.leaf import packed
 from poseidon.errors import UsageError

@@ -44,10 +44,10 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.requests import HostRequest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.supervision.loop import JobListener, JobResult
+from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
+from poseidon.cluster.supervision.state import JobResult, Outcome, SignalEffect, SignalReceived
 from poseidon.engine.snapshot_files import SUFFIX
 from poseidon.errors import JobError
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions

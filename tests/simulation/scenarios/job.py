@@ -22,9 +22,10 @@ import numpy as np
 
 from poseidon.cluster.job_plan import ProcessName, Role, plan_job
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
+from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.state import (
+    JobResult,
     Outcome,
     SignalEffect,
     SignalReceived,

@@ -28,9 +28,8 @@ from poseidon.caffe.snapshot.solverstate import RunState, write_state
 from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.host_probe import NeededFile
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.cluster.supervision.state import Outcome
+from poseidon.cluster.supervision.state import JobResult, Outcome
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions

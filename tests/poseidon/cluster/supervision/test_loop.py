@@ -21,9 +21,9 @@ from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan, 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
-from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
+from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.state import Outcome, SupervisionSettings
+from poseidon.cluster.supervision.state import JobResult, Outcome, SupervisionSettings
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, SHARD, WORKER, child
 from tests.support.live_processes import live_pids

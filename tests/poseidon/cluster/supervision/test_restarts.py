@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import (
     LONGEST_PAUSE_S,
     MOST_IN_VAIN,
@@ -16,7 +15,7 @@ from poseidon.cluster.supervision.restarts import (
     StartingPoint,
     describe_ending,
 )
-from poseidon.cluster.supervision.state import Outcome
+from poseidon.cluster.supervision.state import JobResult, Outcome
 from poseidon.errors import JobError, JobInterrupted
 
 DONE = JobResult(outcome=Outcome.FINISHED, iteration=100)

@@ -160,8 +160,8 @@ def test_a_good_job() -> None:
     assert job.exit(SHARD, 0) == []
     assert job.state is JobState.ENDED
     assert job.machine.error is None
-    assert (job.machine.outcome, job.machine.exit_code) == (Outcome.FINISHED, 0)
-    assert job.machine.iteration == 120
+    assert (job.machine.result.outcome, job.machine.result.exit_code) == (Outcome.FINISHED, 0)
+    assert job.machine.result.iteration == 120
 
 
 def test_workers_are_not_connected_before_all_have_started() -> None:
@@ -283,13 +283,13 @@ def test_an_exit_before_its_time(name: ProcessName, status: int, last: str, told
 def test_a_snapshot_shows_the_iteration_too() -> None:
     """It may be complete before its iteration is reported, or long after."""
     job = Job().run()
-    assert job.machine.iteration is None
+    assert job.machine.result.iteration is None
     job.hear(WORKER_0, Progress(iteration=6))
     job.hear(WORKER_0, Saved(iteration=10))
-    assert job.machine.iteration == 10
+    assert job.machine.result.iteration == 10
     job.hear(WORKER_0, Progress(iteration=16))
     job.hear(WORKER_0, Saved(iteration=12))
-    assert job.machine.iteration == 16
+    assert job.machine.result.iteration == 16
 
 
 def test_an_exit_while_starting() -> None:
@@ -448,8 +448,8 @@ def test_requests() -> None:
     assert job.take(STOP, SNAPSHOT) == []
     job.exit(SHARD, 0)
     assert job.state is JobState.ENDED
-    assert job.machine.outcome is Outcome.STOPPED
-    assert job.machine.exit_code == 130
+    assert job.machine.result.outcome is Outcome.STOPPED
+    assert job.machine.result.exit_code == 130
     assert job.machine.error is None
 
 
@@ -800,7 +800,7 @@ def test_regrouping_loses_nothing() -> None:
     job.hear(SHARD, Paused())
     assert job.state is JobState.ENDED
     assert job.machine.error is None
-    assert job.machine.outcome is Outcome.REGROUPED
+    assert job.machine.result.outcome is Outcome.REGROUPED
     assert set(job.machine.paused) == set(ALL)
 
 
@@ -817,7 +817,7 @@ def test_a_stop_that_comes_after_a_request_to_regroup_is_for_the_next_start(
     for worker in (WORKER_0, WORKER_1):
         job.hear(worker, Paused(snapshot=8, regrouped=True))
     job.hear(SHARD, Paused())
-    assert job.machine.outcome is Outcome.REGROUPED
+    assert job.machine.result.outcome is Outcome.REGROUPED
     assert job.machine.unfinished_stop == replace(stop, within_s=left_s)
 
 
