@@ -8,7 +8,7 @@ here. An error names the field that does not fit.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -57,8 +57,7 @@ class WorkerDocument(ComputeOptions):
         member: the place of this worker in its job, with the job's secrets.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
-        sent: files that this host has from the launcher, by their paths here.
-        sources: their paths there.
+        sources: the launcher's path of each file that it has sent to this host, by the path here.
     """
 
     kind: ClassVar[WorkKind]
@@ -67,8 +66,7 @@ class WorkerDocument(ComputeOptions):
     member: Membership = field(default_factory=Membership)
     device: str = "cpu"
     threads: int = 1
-    sent: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -91,7 +89,7 @@ class WorkerDocument(ComputeOptions):
 
     def named(self, text: str) -> str:
         """Return a text with the names that the user knows of the files in it."""
-        for sent, source in zip(self.sent, self.sources, strict=True):
+        for sent, source in self.sources.items():
             text = text.replace(sent, source)
         return text
 

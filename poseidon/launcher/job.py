@@ -413,7 +413,6 @@ class Job(ABC):
         plan = self.plan
         alone = role.seat.local_workers == 1
         by_host = plan.workers_by_host
-        sources = self.site.sources(role.host)
         return TrainingDocument(
             **self.request.compute_options(),
             job=self.id,
@@ -446,8 +445,7 @@ class Job(ABC):
             rewind=start.point.iteration if start.point.memory else -1,
             aside=start.aside,
             balances=self.request.balance.measured,
-            sent=tuple(sources),
-            sources=tuple(sources.values()),
+            sources=self.site.sources(role.host),
         )
 
     @property

@@ -82,7 +82,5 @@ def test_a_script_is_told_its_words_and_no_solver() -> None:
 
 
 def test_files_that_were_sent_have_the_names_that_the_user_knows() -> None:
-    document = ScriptDocument(
-        job="j", output=".", script="x", sent=("/s/0/a.pt",), sources=("/runs/a.pt",)
-    )
+    document = ScriptDocument(job="j", output=".", script="x", sources={"/s/0/a.pt": "/runs/a.pt"})
     assert document.named("resuming from /s/0/a.pt, b.pt") == "resuming from /runs/a.pt, b.pt"

@@ -134,7 +134,7 @@ def test_a_checkpoint_that_was_sent_has_its_name_of_the_launcher(
 ) -> None:
     assert run(tmp_path, f"{LOOP}    group.save()\n", monkeypatch)[0] == 0
     (sent,) = tmp_path.glob("*.pt")
-    names = {"snapshot": str(sent), "sent": (str(sent),), "sources": ("/runs/a.pt",)}
+    names = {"snapshot": str(sent), "sources": {str(sent): "/runs/a.pt"}}
     with caplog.at_level("INFO"):
         assert run(tmp_path, LOOP, monkeypatch, **names)[0] == 0
     assert "resuming from /runs/a.pt at step 3" in caplog.messages
