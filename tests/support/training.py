@@ -34,7 +34,6 @@ from poseidon.exchange.replicas import NO_CHECK
 from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
 from ps_server.network import Network
-from ps_server.protocol.seats import Seat
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
@@ -212,19 +211,10 @@ def _exchange(
         store = plain_store(
             replica.trained,
             settings,
-            Membership(
-                network=Network(size=job.workers),
-                shards=job.shards,
-                options=ExchangeOptions(staleness=job.staleness),
-            ),
+            replica.member,
         )
         return plain_exchange(connect(rank, store), replica.trained, store, settings)
-    member = Membership(
-        network=Network(rank=rank, size=job.workers, token=TOKEN, timeout_s=TIMEOUT_S),
-        shards=job.shards,
-        virtual_workers=job.placement,
-        options=replace(job.options, kind=job.kind, staleness=job.staleness),
-    )
+    member = replica.member
     assert isinstance(connect, Addresses)
     built = build_exchange(replica.trained, settings, member, connect.of(rank), schemes=schemes)
     if built.recorded:
@@ -242,13 +232,16 @@ def _run_worker(
     context = LayerContext(
         phase=TRAIN,
         seed=settings.random_seed or 1,
-        rank=rank,
-        workers=job.workers,
-        seat=Seat(host=rank, host_count=job.workers),
         autocast=TYPES.get(job.compute.precision),
         channels_last=job.compute.channels_last,
     )
-    replica = Replica(solver, settings, context, job.placement)
+    member = Membership(
+        network=Network(rank=rank, size=job.workers, token=TOKEN, timeout_s=TIMEOUT_S),
+        shards=job.shards,
+        virtual_workers=job.placement,
+        options=replace(job.options, kind=job.kind or job.options.kind, staleness=job.staleness),
+    )
+    replica = Replica(solver, settings, context, member)
     checkpoint = Checkpoint(replica, settings=job.saving)
     state = None
     if job.resume is not None:
@@ -278,7 +271,6 @@ def _run_worker(
                 prefix=solver.snapshot_prefix(),
                 title="small",
                 on_progress=after,
-                exchange=job.options,
                 local_steps=ended.local_steps,
                 schemes=ended.schemes,
                 stop_at_nan=job.saving.stop_at_nan,

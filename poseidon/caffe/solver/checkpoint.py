@@ -88,8 +88,6 @@ class Checkpoint:
         self._replica = replica
         self._solver = replica.solver.param
         self._arrays_per_blob = history_count(replica.settings.base_rule.kind)
-        self._rank = replica.context.rank
-        self._workers = replica.virtual_workers.count
         self._settings = settings or SnapshotSettings()
         self._writer = writer or SnapshotWriter(self._settings.on_wait)
         self._prefixes = Prefixes(job)
@@ -102,7 +100,7 @@ class Checkpoint:
         Raises:
             SnapshotError: another job that runs writes with this prefix.
         """
-        if self._rank == 0:
+        if self._replica.rank == 0:
             make_folder(prefix.parent)
             begun = self._take(prefix)
             if begun.beside is not None:
@@ -162,7 +160,7 @@ class Checkpoint:
             return True
         text = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
         if self._settings.stop_at_nan:
-            raise JobError(f"worker {self._rank}: {text}; {REMEDY}")
+            raise JobError(f"worker {self._replica.rank}: {text}; {REMEDY}")
         LOGGER.warning("%s, and earlier ones stay", text)
         return False
 
@@ -187,7 +185,7 @@ class Checkpoint:
         histories = _mean_of(of_each) if of_each else state["history"]
         known = {**histories, **state["frozen"]}
         extra = PoseidonState(
-            workers=self._workers,
+            workers=self._replica.virtual_workers.count,
             worker=[self._worker_state(one, private=bool(of_each)) for one in state["own"]],
             tests_done=state["tests_done"],
             random_seed=self._replica.context.seed,
@@ -319,7 +317,7 @@ class Checkpoint:
         if saved.worker and saved.worker[0].outer_history:
             outer = saved.worker[0].outer_history
             found["outer"] = self._histories(path, outer, 0, len(outer) // len(exchanged))
-        if saved.workers == self._workers:
+        if saved.workers == self._replica.virtual_workers.count:
             found["schemes"] = _schemes(path, saved.scheme, len(exchanged))
         return {**found, "own": [self._own(path, worker) for worker in saved.worker]}
 

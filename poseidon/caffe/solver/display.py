@@ -31,7 +31,6 @@ class Display:
         log: receives glog lines.
         sinks: receive records too, on rank 0.
         began_s: the moment of the monotonic clock from which the log counts seconds; None: now.
-        own: each worker shows its own numbers.
     """
 
     def __init__(
@@ -42,15 +41,16 @@ class Display:
         sinks: Sequence[Sink],
         *,
         began_s: float | None,
-        own: bool,
     ) -> None:
         self.log = log
         self._replica = replica
         self._control = control
-        self._is_root = replica.context.rank == 0
+        self._is_root = replica.rank == 0
         self._sinks = [log, *sinks] if self._is_root else [log]
         self._began_s = time.monotonic() if began_s is None else began_s
-        self._own = own
+        options = replica.member.options.of_workers(replica.virtual_workers)
+        self._own = options.quorum > 0
+        """Whether each worker shows its own numbers."""
         self._coming: deque[tuple[Callable[[NDArray[np.float64]], TrainRecord], Collection]] = (
             deque()
         )
@@ -88,7 +88,7 @@ class Display:
                 return
             self._coming.popleft()
             of_all = self._is_root or self._own
-            shown = parts(payloads) if of_all else split(payloads[self._replica.context.rank])
+            shown = parts(payloads) if of_all else split(payloads[self._replica.rank])
             numbers = total(shown) / len(shown)
             for sink in self._sinks:
                 sink.on_train(record(numbers))

@@ -34,6 +34,7 @@ from poseidon.caffe.tools.preflight import require_loss
 from poseidon.caffe.tools.solo import load_models
 from poseidon.engine.random_streams import seed_generators
 from poseidon.exchange.base import Trained
+from poseidon.exchange.membership import Membership
 from ps_server import StoreSpec
 from ps_server.protocol.placement import place
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -67,11 +68,10 @@ class Replica:
     """The nets of one worker's process, built from a solver and filled.
 
     Args:
-        context: rank, device, seed and so on of this process; the nets set the phase.
-        virtual_workers: of the job, by process; None: one for each.
+        context: device, seed and so on of this process; the nets set the phase.
+        member: the place of this process in its job.
 
     Attributes:
-        virtual_workers: as given, or as `go_on` was given them.
         nets: the nets of each virtual worker of this process, in order.
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.
@@ -84,12 +84,12 @@ class Replica:
         solver: SolverDefinition,
         settings: SolverSettings,
         context: LayerContext,
-        virtual_workers: VirtualWorkers | None = None,
+        member: Membership,
     ) -> None:
         self.solver = solver
         self.settings = settings
         self.context = context
-        self.virtual_workers = virtual_workers or VirtualWorkers.one_each(context.workers)
+        self.member = member
         self.tests: tuple[TestNet, ...] = solver.test_nets()
         self._models: Sequence[Path] = ()
         """What layers that only test nets have begin with."""
@@ -99,7 +99,7 @@ class Replica:
             for definition in (solver.net_definition(), *(test.definition for test in self.tests))
         )
         try:
-            self.nets = self._nets_of(self.virtual_workers, {}, None)
+            self.nets = self._nets_of({}, None)
             self._divide_prefetch()
             self.exchanged = [
                 info
@@ -121,6 +121,16 @@ class Replica:
             raise
 
     @property
+    def rank(self) -> int:
+        """The rank of this process in its job."""
+        return self.member.network.rank
+
+    @property
+    def virtual_workers(self) -> VirtualWorkers:
+        """The virtual workers of the job, and the processes that compute for them."""
+        return self.member.by_worker
+
+    @property
     def train(self) -> Net:
         """The train net of the first virtual worker of this process."""
         return self.nets[0].train
@@ -134,15 +144,14 @@ class Replica:
                     return f"layer '{name}' ({layer.param.type}) keeps its own state"
         return ""
 
-    def go_on(self, context: LayerContext, placed: VirtualWorkers) -> None:
+    def go_on(self, member: Membership) -> None:
         """Compute for other virtual workers of a job that continues with other processes. The state
         of all of them is to be restored.
 
         Args:
-            context: of this process among these.
-            placed: as many virtual workers as before, on these.
+            member: the place of this process among these; with as many virtual workers as before.
         """
-        self.context = context
+        self.member = member
         for net in self._open:
             net.drop_graph()
             net.drop_data()
@@ -151,8 +160,7 @@ class Replica:
         before, owner = list(self._open), self.train
         # what layers keep by themselves is of a later iteration
         kept = {} if self.keeps_state else {nets.number: nets for nets in self.nets}
-        self.nets = self._nets_of(placed, kept, owner)
-        self.virtual_workers = placed
+        self.nets = self._nets_of(kept, owner)
         used = [net for nets in self.nets for net in nets.all()]
         for net in before:
             if net not in used:
@@ -161,29 +169,27 @@ class Replica:
         self._divide_prefetch()
 
     def _nets_of(
-        self,
-        placed: VirtualWorkers,
-        present: Mapping[int, WorkerNets],
-        owner: Net | None,
+        self, present: Mapping[int, WorkerNets], owner: Net | None
     ) -> tuple[WorkerNets, ...]:
-        """Return the nets of each virtual worker that a placement gives to this process.
+        """Return the nets of each virtual worker of this process.
 
         Args:
             present: the nets that this process has of them, by virtual worker.
             owner: owns the parameters; None: the first net to be compiled will.
         """
         found = []
-        for number in placed.of(self.context.rank):
-            nets = present.get(number) or self._compile(number, placed, owner)
+        for number in self.member.own:
+            nets = present.get(number) or self._compile(number, owner)
             owner = owner or nets.train
             found.append(nets)
         return tuple(found)
 
-    def _compile(self, number: int, placed: VirtualWorkers, owner: Net | None) -> WorkerNets:
+    def _compile(self, number: int, owner: Net | None) -> WorkerNets:
         """Compile the nets of a virtual worker, whose parameters are the owner's."""
         definition = self.solver.net_definition()
         state = self.solver.train_state(definition)
-        context = replace(self.context, rank=number, workers=placed.count)
+        placed, seat = self.virtual_workers, self.member.seat
+        context = replace(self.context, rank=number, workers=placed.count, seat=seat)
         self.seed_process("setup", number)
         train = self._kept(compile_net(definition, context, state=state, share_with=owner))
         donor = owner or train

@@ -71,17 +71,16 @@ class SolverState:
         self._replica = replica
         self._session = session
         self._schemes = schemes
-        self._rank, self._workers = replica.context.rank, replica.virtual_workers.count
         self.tests_done = 0
         self.smoothed = {
             nets.number: SmoothedLoss(replica.settings.average_loss) for nets in replica.nets
         }
         self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
-        own = replica.virtual_workers.of(self._rank)
+        own, count = replica.member.own, replica.virtual_workers.count
         self._of_exchange = ExchangeLeaves(
             replica.trained, exchange, own=own, local_steps=local_steps
         )
-        self.tree = StateTree(own=own, count=self._workers, rank=self._rank)
+        self.tree = StateTree(own=own, count=count, rank=replica.rank)
         self.tree.add(self._leaves())
 
     def histories(self) -> list[History] | None:
@@ -94,14 +93,14 @@ class SolverState:
 
     def say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
         """Warn of a state of a different number of virtual workers, or Caffe's."""
-        if self._rank == 0:
+        if self._replica.rank == 0:
             saved = state["workers"]
             LOGGER.warning(
                 "%s was written by %s and this job has %d: each continues at iteration %d of its "
                 "own part of the data, so the records differ from an uninterrupted run",
                 source.name,
                 counted(saved, "virtual worker") if saved else "Caffe",
-                self._workers,
+                self.tree.count,
                 state["iteration"],
             )
 

@@ -149,7 +149,6 @@ class Tester:
         self._index = index
         self._iterations = replica.tests[index].iterations
         self._exchange = exchange
-        self._rank = replica.context.rank
         self._workers = replica.virtual_workers.count
         self._with_loss = replica.solver.param.test_compute_loss
         self._ap_version = replica.settings.ap_version
@@ -192,7 +191,7 @@ class Tester:
         tally = DetectionTally()
         for net in nets.values():
             discard_results(net)
-        interruption = _Interruption(self._exchange, self._rank, self._stop_wanted)
+        interruption = _Interruption(self._exchange, self._replica.rank, self._stop_wanted)
         with torch.no_grad():
             for done, number in enumerate(mine):
                 self._on_batch(done, len(mine))

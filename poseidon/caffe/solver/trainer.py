@@ -40,7 +40,7 @@ from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.options import ExchangeOptions, Scheme
+from poseidon.exchange.options import Scheme
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.observe.metrics.glog_lines import GlogLine, GlogSink, done, solving, test_interrupted
 from poseidon.observe.metrics.record import Sink
@@ -55,7 +55,6 @@ class LoopSettings:
         prefix: of the snapshots' names.
         title: the net's name, for the log.
         on_progress: called after each iteration with its number; must be fast.
-        exchange: the options of the exchange.
         local_steps: iterations of a round; 0: none.
         schemes: of each trained tensor, where a resumed run cannot find it out again.
         stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
@@ -67,7 +66,6 @@ class LoopSettings:
     prefix: Path
     title: str
     on_progress: Callable[[int], None]
-    exchange: ExchangeOptions = NO_CHECK
     local_steps: int = 0
     schemes: Sequence[Scheme] = ()
     stop_at_nan: bool = True
@@ -102,14 +100,14 @@ class Trainer:
         self._settings = settings
         self._checkpoint = checkpoint
         self._testers = testers
-        rank, options = replica.context.rank, settings.exchange.of_workers(replica.virtual_workers)
+        options = replica.member.options
         self._session = TrainingSession(
             Applies.SHARDS,
             passes=replica.settings.iter_size,
             turns=len(replica.nets),
-            behind=bool(settings.exchange.staleness or settings.local_steps),
-            alone=replica.context.workers == 1,
-            rank=rank,
+            behind=bool(options.staleness or settings.local_steps),
+            alone=replica.member.network.size == 1,
+            rank=replica.rank,
         )
         self._state = SolverState(
             replica,
@@ -122,14 +120,7 @@ class Trainer:
         if replica.context.autocast is torch.float16:
             self._scale = LossScale(exchange, replica.trained)
             self._state.tree.add([self._scale.leaf()])
-        self._display = Display(
-            replica,
-            exchange.control,
-            log,
-            sinks,
-            began_s=settings.began_s,
-            own=options.quorum > 0,
-        )
+        self._display = Display(replica, exchange.control, log, sinks, began_s=settings.began_s)
         self._losses = {
             nets.number: LossCheck(
                 nets.train,
@@ -144,7 +135,7 @@ class Trainer:
             replica.trained,
             self._scale or exchange,
             passes=replica.settings.iter_size,
-            wait_free=settings.exchange.wait_free,
+            wait_free=options.wait_free,
         )
 
     @property
@@ -182,8 +173,7 @@ class Trainer:
         replica, control = self._replica, self._exchange.control
         self._state.tree.load_kept(kept, MEMORY, self._open, control.all_gather)
         given = {name: value.cpu().numpy() for name, value in replica.fixed.items()}
-        rank = replica.context.rank
-        bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=rank)
+        bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=replica.rank)
         replica.is_filled = True
         self._on(LoopEvent.LOAD)
         self._begin()
@@ -193,12 +183,13 @@ class Trainer:
         self._on(LoopEvent.OPEN)
 
     def _begin(self) -> None:
+        member, workers = self._replica.member, self._replica.member.network.size
         self._check = ReplicaCheck(
-            self._settings.exchange if self._replica.context.workers > 1 else NO_CHECK,
+            member.options if workers > 1 else NO_CHECK,
             state=self._state.replicated,
             collect=self._exchange.control.all_gather,
-            rank=self._replica.context.rank,
-            ranks=range(self._replica.context.workers),
+            rank=self._replica.rank,
+            ranks=range(workers),
             start=self.iteration,
         )
         for tester in self._testers:
@@ -369,7 +360,7 @@ class Trainer:
         self._on(LoopEvent.SETTLE)
         self._display.show(wait=True)
         for index, tester in enumerate(self._testers):
-            if self._replica.context.rank == 0:
+            if self._replica.rank == 0:
                 self._display.log.begin_test(self.iteration, index)
             record = tester.run(self._state.tests_done, self.iteration, self._display.elapsed_s)
             if record is None:
@@ -402,7 +393,7 @@ class Trainer:
             kept = memory.newest.content.shared
             known = {name: kept[name] for name in ("history",) if name in kept}
         self._on(LoopEvent.SETTLE)
-        root = self._replica.context.rank == 0
+        root = self._replica.rank == 0
         state = self._state.tree.read(self._exchange.control.all_gather, keeps=root, known=known)
         if root:
             self._checkpoint.save(self._settings.prefix, state, self._display.log, last=last)

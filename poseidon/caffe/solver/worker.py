@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.registry import import_modules, location_in
 from poseidon.caffe.net.compile import layer_context
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
@@ -146,19 +145,15 @@ class SolverWork(TrainingWork[JobDocument]):
                 level=int(document.level) if document.level else None, stages=document.stages
             )
         )
-        replica = Replica(
-            solver, solver_settings(solver), self._context(), document.member.by_worker
-        )
+        context = layer_context(document, phase=TRAIN, seed=document.seed)
+        replica = Replica(solver, solver_settings(solver), context, document.member)
         choose_fastest(document, shapes_change=bool(replica.train.changing_slots))
         return replica
-
-    def _context(self) -> LayerContext:
-        return layer_context(self.document, phase=TRAIN, seed=self.document.seed)
 
     def _place(self, replica: Replica) -> None:
         """Take the place in the job that the document of the next start gives to this worker."""
         gc.unfreeze()
-        replica.go_on(self._context(), self.document.member.by_worker)
+        replica.go_on(self.document.member)
 
     @property
     def newest_kept(self) -> Snapshot[KeptState] | None:
@@ -377,7 +372,6 @@ class SolverWork(TrainingWork[JobDocument]):
                 prefix=replica.solver.snapshot_prefix(Path(document.output)),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
-                exchange=document.member.options,
                 stop_at_nan=document.stop_at_nan,
                 local_steps=built.plan.local_steps,
                 schemes=self._schemes,

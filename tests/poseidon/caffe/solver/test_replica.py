@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,10 @@ from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.solver.replica import Replica, net_table
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.errors import DataError
+from poseidon.exchange.membership import Membership
 from poseidon.pycaffe import mode
 from ps_server import StoreSpec, TableSpec
+from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.nets import build, inputs, layer
 from tests.support.training import write_definitions
@@ -38,8 +39,13 @@ def solver(tmp_path: Path) -> Path:
 
 def replica_of(path: Path, bounds: tuple[int, ...], rank: int) -> Replica:
     solver = read_solver(path)
-    context = LayerContext(phase=TRAIN, seed=3, rank=rank, workers=len(bounds) - 1)
-    return Replica(solver, solver_settings(solver), context, VirtualWorkers(bounds))
+    context = LayerContext(phase=TRAIN, seed=3)
+    return Replica(solver, solver_settings(solver), context, member_of(bounds, rank))
+
+
+def member_of(bounds: tuple[int, ...], rank: int) -> Membership:
+    network = Network(rank=rank, size=len(bounds) - 1)
+    return Membership(network=network, virtual_workers=VirtualWorkers(bounds))
 
 
 def passes(path: Path, bounds: tuple[int, ...], rank: int) -> dict[int, list[torch.Tensor]]:
@@ -142,9 +148,9 @@ def test_virtual_workers_that_leave_are_closed_and_those_that_arrive_share_the_p
     with closing(replica_of(solver, (0, 2, 5), 1)) as replica:
         parameters = [info.parameter for info in replica.train.parameters_info]
         first, second, third = replica.nets
-        replica.go_on(replica.context, VirtualWorkers((0, 3, 5)))
+        replica.go_on(member_of((0, 3, 5), 1))
         assert replica.nets == (second, third)
-        replica.go_on(replica.context, VirtualWorkers((0, 1, 5)))
+        replica.go_on(member_of((0, 1, 5), 1))
         *arrived, fourth, fifth = replica.nets
         assert [nets.number for nets in arrived] == [1, 2]
         assert (fourth, fifth) == (second, third)
@@ -173,8 +179,7 @@ def test_a_process_that_goes_on_elsewhere_has_its_parameters_and_no_state_of_lay
         before = {nets.number: nets for nets in replica.nets}
         parameters = [info.parameter for info in replica.train.parameters_info]
         parameters[0].grad = torch.ones_like(parameters[0])
-        context = replace(replica.context, rank=1, workers=2)
-        replica.go_on(context, VirtualWorkers((0, 3, 6)))
+        replica.go_on(member_of((0, 3, 6), 1))
         assert [nets.number for nets in replica.nets] == [3, 4, 5]
         for nets in replica.nets:
             assert (nets is before.get(nets.number)) == (not keeps and nets.number in before)
@@ -234,7 +239,7 @@ def test_a_layer_that_only_a_test_net_has_gets_weights(solver: Path, tmp_path: P
         (tmp_path / "judge.caffemodel").write_bytes(saved.SerializeToString())
         notes = replica.load([tmp_path / "judge.caffemodel"])
         assert "test net #0: weights of 1 layer loaded (judge)" in notes[-1]
-        replica.go_on(replica.context, VirtualWorkers((0, 2)))
+        replica.go_on(member_of((0, 2), 0))
         for nets in replica.nets:
             found = nets.tests[0].layers_by_name["judge"].blobs()[0]
             assert torch.equal(found.detach(), torch.from_numpy(value)), nets.name
