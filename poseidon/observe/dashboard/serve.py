@@ -322,15 +322,17 @@ MOST = 64
 
 
 class _Visitor(H11Protocol):
-    """A connection. When one more than `MOST` comes, the oldest ends, of those without a request if
-    there are any: who connects and says nothing takes neither the files nor the places of others.
+    """A connection. When one more than `MOST` comes, the oldest of the others ends, of those
+    without a request if there are any: who connects and says nothing takes neither the files nor
+    the places of others.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._came_s = self.loop.time()
         if len(self.connections) > MOST:
-            oldest = min(self.connections, key=_Visitor._rank)  # type: ignore[arg-type]
+            others = self.connections - {self}
+            oldest = min(others, key=_Visitor._rank)  # type: ignore[arg-type]
             self.connections.discard(oldest)  # its own end comes later, after the next visitor
             oldest.transport.abort()
 

@@ -93,6 +93,30 @@ def test_who_says_nothing_makes_room_for_others() -> None:
         assert silent[1].recv(1) == b""
 
 
+@pytest.mark.processes
+def test_pages_that_follow_jobs_do_not_lock_others_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    command = (
+        "from pathlib import Path; from poseidon.observe.dashboard import serve; serve.MOST = 4;"
+        f"serve.serve([Path({str(tmp_path)!r})], host='127.0.0.1', port=0, token='')"
+    )
+    request = f"GET /api/jobs/{tmp_path.name}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with (
+        subprocess.Popen([sys.executable, "-c", command], stdout=-1, text=True) as page,
+        ExitStack() as stack,
+    ):
+        stack.callback(page.terminate)
+        assert page.stdout is not None
+        address = page.stdout.readline().split()[-1]
+        place = "127.0.0.1", urlsplit(address).port
+        for _ in range(4):
+            browser = stack.enter_context(socket.create_connection(place, 30))
+            browser.sendall(request.encode())
+            assert browser.recv(12) == b"HTTP/1.1 200"
+        with urlopen(address, timeout=30) as answer:
+            assert answer.status == 200
+
+
 def test_a_port_in_use_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
