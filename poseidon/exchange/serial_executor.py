@@ -46,7 +46,6 @@ class SerialExecutor:
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
 
     @property
     def is_threaded(self) -> bool:
@@ -70,6 +69,8 @@ class SerialExecutor:
                 raise LocalProtocolError("the exchange is closed")
             self._queued += 1
             self._calls.put(function)
+            if self._thread.ident is None:
+                self._thread.start()
             return self._queued
 
     def drain(self, call: int | None = None) -> None:
@@ -97,7 +98,8 @@ class SerialExecutor:
             if not self._closed:
                 self._closed = True
                 self._calls.put(None)
-        join_within(self._thread, self._monitor.timeout_s)
+        if self._thread.ident is not None:
+            join_within(self._thread, self._monitor.timeout_s)
 
     def _run(self) -> None:
         prepare_thread()

@@ -77,7 +77,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._begun: Counter[int] = Counter()  # of each tensor, contributed in this iteration
         self._released: set[int] = set()
         group.meetings.gather(b"").result()  # all take each other's messages
-        self._owner.start()
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         self._await_taken()
@@ -120,7 +119,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def wait(self, index: int) -> None:
         if index in self._due:
             for number in self._pieces.of[index]:
-                self._memory.take(number)
+                self._memory.take(number, self._owner.owes)
             self._due.discard(index)
 
     def finish(self, limit: float) -> None:
@@ -178,8 +177,8 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._owner.finish()
         self._memory.give_back()
         self._group.links.leave()
-        self._owner.stop()
         self._group.links.close()
+        self._owner.close()
         self._memory.close()
         self._owner.inner.close()
 

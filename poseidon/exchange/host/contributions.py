@@ -35,7 +35,7 @@ class Contributions:
         for index, is_by_factors in enumerate(by_factors):
             if is_by_factors:
                 self._owed[index, True] = [1] * len(parts)
-        self.start()
+        self._left: dict[tuple[int, bool], list[int]] = {}
 
     def start(self) -> None:
         """Begin a new iteration."""

@@ -97,7 +97,7 @@ class HostGroup:
             self.peers.send(to, kind, *numbers, payload=payload, priority=FIRST)
 
     def check_left(self, owing: Callable[[int], bool], *, answers: bool = False) -> None:
-        """Raise an error if a worker has left that still owes something. Under the monitor.
+        """Let all fail if a worker has left that still owes something. Under the monitor.
 
         Args:
             answers: whether it is an answer, which workers give after they have left.
@@ -108,7 +108,9 @@ class HostGroup:
         for rank in sorted(self.links.gone if answers else self.links.left):
             if owing(rank):
                 how = "has gone" if answers else "has left before the end"
-                raise PeerLost(f"{self.network.name(rank)}, on this machine, {how}")
+                error = PeerLost(f"{self.network.name(rank)}, on this machine, {how}")
+                self.links.fail(error)
+                raise error
 
     def all_squares(self, own: Sequence[float]) -> float:
         """Return the exact sum of the squares of all workers of the host. All call it together."""

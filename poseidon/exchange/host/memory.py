@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgpack
@@ -131,15 +131,20 @@ class HostMemory:
             self._come[number] += 1
         self._requests = max(self._requests, requests)
 
-    def take(self, number: int) -> None:
-        """Wait for the next value of a piece, and let the tensor have it."""
+    def take(self, number: int, owes: Callable[[int], bool]) -> None:
+        """Wait for the next value of a piece, and let the tensor have it.
+
+        Args:
+            owes: returns whether a worker has not contributed all to this worker's own pieces.
+        """
         group, piece = self._group, self._pieces.all[number]
 
         def has_come() -> bool | None:
             if self._come[number]:
                 self._come[number] -= 1
                 return True
-            group.check_left(lambda rank: rank == piece.plane)
+            is_own = piece.plane == group.rank
+            group.check_left(owes if is_own else lambda rank: rank == piece.plane)
             return None
 
         name = self._pieces.tensors[piece.index].name

@@ -1,16 +1,15 @@
-"""The part of one worker as the owner of pieces: a thread adds what the workers of the host have
+"""The part of one worker as the owner of pieces: it adds what the workers of the host have
 contributed, lets the exchange between hosts have the sums, and gives the new values to the host.
 
-Law: the thread calls that exchange in the order in which the training loop of a single worker
-would: start, begin each piece as soon as all parts of it have come, finish, wait for each and
-publish it. So a worker of the host may use the values of the next iteration before their owner
-starts it.
+Law: all calls of that exchange are made one after another on one thread, in the order in which the
+training loop of a single worker would: start, begin each piece as soon as all parts of it have come,
+finish, wait for each and publish it. So a worker of the host may use the values of the next
+iteration before their owner starts it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,9 +23,9 @@ from poseidon.exchange.host.contributions import Contributions, FactorStack
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES, HostPieces
-from poseidon.exchange.host.state import HostState
+from poseidon.exchange.host.state import HostState, What
+from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server import RemoteProtocolError, ServerError
-from ps_server.numerics import prepare_thread
 from ps_server.transport.base import Buffer
 
 LEAVE_S = 2.0
@@ -73,32 +72,38 @@ class Owner:
             if are_by_factors[place]
         }
         self._parts: dict[int, list[Tensor]] = {}
+        self._steps: deque[Step] = deque()
+        """The iterations that this worker has begun, and the thread has not."""
         self._received: list[Callable[[], None]] = []
-        """What takes each contribution."""
-        self._commands: deque[Callable[[], None] | None] = deque()
-        """What the training loop lets the thread do; None: end."""
-        self._closing = False
+        """What takes each contribution to the iteration under way, or to the next one."""
+        self._stream = memory.device.stream()
+        self._calls = SerialExecutor(
+            f"owner-{group.network.rank_of(group.rank)}",
+            group.peers.failing("the exchange of this worker's pieces failed"),
+            threaded=True,
+            timeout_s=LEAVE_S,
+        )
         group.peers.on("Parts", None, self._note_parts)
         group.peers.on("Rows", 2, self._note_rows)
         group.peers.on("Released", 1, self._note_released)
-        self._thread = threading.Thread(
-            target=self._run, name=f"owner-{group.network.rank_of(group.rank)}", daemon=True
-        )
-
-    def start(self) -> None:
-        """Let the thread run."""
-        self._thread.start()
+        group.peers.on("Ask", 2, self._note_question)
 
     def _note_parts(self, sender: int, pieces: Sequence[int], _: Buffer) -> None:
         places = [self._placed(piece, by_factors=False) for piece in pieces]
-        self._received += [partial(self.take_part, place, sender) for place in places]
+        self.contribute([partial(self.take_part, place, sender) for place in places])
 
     def _note_rows(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         place = self._placed(fields[0])
-        self._received.append(partial(self._take_rows, place, sender, fields[1], payload))
+        self.contribute([partial(self._take_rows, place, sender, fields[1], payload)])
 
     def _note_released(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
-        self._received.append(partial(self.take_release, self._placed(fields[0]), sender))
+        self.contribute([partial(self.take_release, self._placed(fields[0]), sender)])
+
+    def _note_question(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        number, what = fields
+        if what not in [each.value for each in What]:
+            raise RemoteProtocolError("it asks for an unknown state")
+        self._call(partial(self._state.answer, sender, number, What(what)))
 
     def _placed(self, piece: int, *, by_factors: bool = True) -> int:
         place = self._pieces.place.get(piece)
@@ -108,18 +113,24 @@ class Owner:
             )
         return place
 
+    def _call(self, function: Callable[[], None]) -> None:
+        """Let the thread call a function after all earlier ones; return at once."""
+
+        def call() -> None:
+            with self._memory.device.on(self._stream):
+                function()
+
+        self._calls.call(call)
+
     def contribute(self, contributions: Sequence[Callable[[], None]]) -> None:
-        """Take contributions of this worker itself: calls of `take_part`, `take_own_rows` and
+        """Take contributions of a worker: calls of `take_part`, `take_own_rows` and
         `take_release`.
         """
-        with self._group.monitor:
-            self._group.monitor.check()
-            self._received += contributions
-            self._group.monitor.notify()
+        self._call(partial(self._advance, contributions))
 
     def iterate(self, step: Step) -> None:
         """Begin an iteration once the last one has ended; return at once."""
-        self._command(lambda: self._iterate(step))
+        self._call(partial(self._advance, (), [step]))
 
     def settle(self, step: Callable[[], None]) -> None:
         """Run `step`, then publish every piece; return when that is done.
@@ -127,109 +138,61 @@ class Owner:
         Args:
             step: `open` or `settle` of the inner exchange.
         """
-        ready = self._memory.device.event()
+        ready, monitor = self._memory.device.event(), self._group.monitor
+        done: list[bool] = []
 
-        def command() -> None:
+        def call() -> None:
             self._memory.device.wait(ready)
             step()
             self._publish_all()
-
-        self._await(command, "the workers of this machine did not settle")
-
-    def _await(
-        self, command: Callable[[], None], otherwise: str, timeout_s: float | None = None
-    ) -> None:
-        """Let the thread run a command, and wait until it has."""
-        done: list[bool] = []
-
-        def run() -> None:
-            command()
-            with self._group.monitor:
+            with monitor:
                 done.append(True)
-                self._group.monitor.notify()
+                monitor.notify()
 
-        self._command(run)
-        self._group.monitor.wait_for(lambda: done or None, otherwise, timeout_s=timeout_s)
+        self._call(call)
+        monitor.wait_for(lambda: done or None, "the workers of this machine did not settle")
+
+    def owes(self, worker: int) -> bool:
+        """Return whether a worker has not contributed all to the iteration under way. Under the
+        monitor.
+        """
+        return self._contributions.owes(worker)
 
     def finish(self) -> None:
         """Finish what needs nothing more of this worker. It still answers the others."""
-        with self._group.monitor:
-            self._closing = True
-            self._group.monitor.notify()
+        left, rank = self._contributions, self._group.rank
         with contextlib.suppress(ServerError):
-            self._await(lambda: None, "the iteration did not end", LEAVE_S)
-
-    def stop(self) -> None:
-        """End the thread."""
-        with contextlib.suppress(ServerError):  # where something has failed, it ends by itself
-            self._command(None)
-        if self._thread.ident is not None:
-            self._thread.join(LEAVE_S)
-
-    def _command(self, command: Callable[[], None] | None) -> None:
-        with self._group.monitor:
-            self._group.monitor.check()
-            self._commands.append(command)
-            self._group.monitor.notify()
-
-    def _run(self) -> None:
-        prepare_thread()
-        try:
-            device = self._memory.device
-            with device.on(device.stream()):
-                while (command := self._next_command()) is not None:
-                    command()
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._group.peers.failing("the exchange of this worker's pieces failed")(error)
-
-    def _next_command(self) -> Callable[[], None] | None:
-        """Wait for the next command. Return None when there will be none."""
-
-        def found() -> tuple[Callable[[], None] | None] | None:
-            if self._state.questions:
-                return (self._state.answer,)
-            if self._commands:
-                return (self._commands.popleft(),)
-            return (None,) if self._group.monitor.failure else None
-
-        return self._group.monitor.wait_for(found, "no command came", limited=False)[0]
-
-    def _next_contributions(self) -> Sequence[Callable[[], None]]:
-        """Return what has come, in order; nothing where this worker leaves and still owes its own."""
-        rank, owes = self._group.rank, self._contributions.owes
-
-        def found() -> list[Callable[[], None]] | None:
-            if self._state.questions or self._received:
-                came, self._received = self._received, []
-                return came
-            if not owes(rank):  # otherwise this worker may be about to close, too
-                self._group.check_left(owes)
-            return [] if self._closing and owes(rank) else None
-
-        while True:
-            # the training loop of this worker may take any time
-            came = self._group.monitor.wait_for(
-                found,
-                "not every worker of this machine has finished the iteration",
-                limited=not owes(rank),
+            self._calls.drain()  # with this worker's own contributions
+            self._group.monitor.wait_for(
+                lambda: True if left.complete or left.owes(rank) else None,
+                "the iteration did not end",
+                timeout_s=LEAVE_S,
             )
-            if not self._state.questions:
-                return came
-            self._state.answer()
-            if came:
-                return came
+            self._calls.drain()
 
-    def _iterate(self, step: Step) -> None:
-        self.inner.start(step.iteration, *step.rates)
-        self._contributions.start()
-        while not self._contributions.complete:
-            came = self._next_contributions()
-            if not came:
-                return
-            for take in came:
+    def close(self) -> None:
+        """End the thread."""
+        self._calls.close()
+
+    def _advance(
+        self, contributions: Sequence[Callable[[], None]], steps: Sequence[Step] = ()
+    ) -> None:
+        """Do what can be done: begin an iteration, take what has come, and end the iteration."""
+        self._steps += steps
+        self._received += contributions
+        while self._steps or not self._contributions.complete:
+            if self._contributions.complete:
+                step = self._steps.popleft()
+                self.inner.start(step.iteration, *step.rates)
+                with self._group.monitor:
+                    self._contributions.start()
+            received, self._received = self._received, []
+            for take in received:
                 take()
-        self.inner.finish()
-        self._publish_all()
+            if not self._contributions.complete:
+                return
+            self.inner.finish()
+            self._publish_all()
 
     def _publish_all(self) -> None:
         """Publish the pieces in order, small ones together."""
@@ -245,6 +208,10 @@ class Owner:
                 self._memory.publish(self._pieces.own[start:stop])
                 start, elements = stop, 0
 
+    def _note(self, place: int, worker: int, *, release: bool = False) -> bool:
+        with self._group.monitor:  # `owes` reads it
+            return self._contributions.note(place, worker, release=release)
+
     # What the thread does of a contribution.
 
     def take_part(
@@ -259,7 +226,7 @@ class Owner:
         self._memory.device.wait(ready)
         if part is not None:
             self._parts.setdefault(place, []).append(part)
-        if self._contributions.note(place, worker):
+        if self._note(place, worker):
             self._begin(place)
 
     def _take_rows(self, place: int, worker: int, rows: int, payload: Buffer) -> None:
@@ -269,7 +236,7 @@ class Owner:
     def take_own_rows(self, place: int, worker: int, ready: Event = DONE) -> None:
         """Note that a worker's factors of a piece are in its stack."""
         self._memory.device.wait(ready)
-        if self._contributions.note(place, worker):
+        if self._note(place, worker):
             u_RN, v_RM = self.stacks[place].take()
             if u_RN.shape[0]:
                 self.inner.begin_factors(place, u_RN, v_RM)
@@ -277,7 +244,7 @@ class Owner:
     def take_release(self, place: int, worker: int, ready: Event = DONE) -> None:
         """Note that a worker has released a piece."""
         self._memory.device.wait(ready)
-        if self._contributions.note(place, worker, release=True):
+        if self._note(place, worker, release=True):
             self.inner.release(place)
 
     def _begin(self, place: int) -> None:

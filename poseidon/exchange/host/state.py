@@ -7,7 +7,6 @@ next iteration, and no piece changes without its contribution.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -78,9 +77,6 @@ class HostState(CarrierState):
         inner: of the pieces that this worker owns, by their place.
         private: whether the histories of any worker of the host are private. A worker that owns no
             tensor with one reads such tensors, too.
-
-    Attributes:
-        questions: of other workers: the sender, the number, and what it asks for.
     """
 
     def __init__(
@@ -98,20 +94,11 @@ class HostState(CarrierState):
         self._number = 0
         self._asked = {FIRST: Asked({0}, set())}
         self._given: Mapping[str, Array] = {}
-        self.questions: deque[tuple[int, int, What]] = deque()
-        group.peers.on("Ask", 2, self._take_question)
         group.peers.on("Kept", 1, self._note_kept)
         group.peers.on("State", 2, self._take)
 
-    def _take_question(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
-        number, what = fields
-        if what not in [each.value for each in What]:
-            raise RemoteProtocolError("it asks for an unknown state")
-        self.questions.append((sender, number, What(what)))
-
-    def answer(self) -> None:
-        """Answer the first question. Called by the owner's thread."""
-        sender, number, what = self.questions.popleft()
+    def answer(self, sender: int, number: int, what: What) -> None:
+        """Answer a question of another worker. Called by the owner's thread."""
         if what is What.KEEP:
             kept = self._inner.keep({})
             self._group.send([sender], "Kept", number)

@@ -13,6 +13,8 @@ from ps_server.protocol.virtual_workers import VirtualWorkers
 
 def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
     counted = Contributions([False, True], [1, 1])
+    assert counted.complete
+    counted.start()
     assert not counted.note(0, 1)
     assert counted.note(0, 0)
     assert not counted.note(1, 0)
@@ -29,6 +31,7 @@ def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
 
 def test_a_worker_gives_as_many_parts_as_it_has_nodes() -> None:
     counted = Contributions([False, True], [1, 2])
+    counted.start()
     assert not counted.note(0, 1)
     assert not counted.note(0, 0)
     assert counted.owes(1)

@@ -311,9 +311,9 @@ def take_values_late(patch: pytest.MonkeyPatch) -> None:
     """A value is read on a stream that does not end before the next part is sent."""
     take = HostMemory.take
 
-    def late(self: HostMemory, number: int) -> None:
+    def late(self: HostMemory, number: int, owes: Callable[[int], bool]) -> None:
         with self.device.on(self.device.stream()):
-            take(self, number)
+            take(self, number, owes)
 
     patch.setattr(HostMemory, "take", late)
 
