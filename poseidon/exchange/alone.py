@@ -8,7 +8,7 @@ bit: the average that the shards compute, and the product of all factors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 
@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, LocalHistories, Step
+from poseidon.exchange.carrier import (
+    FactoredCarrier,
+    GradientCarrier,
+    LocalHistories,
+    RuledTensor,
+    Step,
+)
 from poseidon.exchange.device import HOST, device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
@@ -29,7 +35,7 @@ from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_cell import RowCell
 from ps_server.protocol.row_settings import RowTableSpec
 from ps_server.row_rules import NO_ROWS
-from ps_server.rules import norm_limit, squares_of, update, update_together
+from ps_server.rules import norm_limit, squares_of, update_together
 
 
 class AloneCarrier(GradientCarrier, FactoredCarrier):
@@ -62,29 +68,33 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         """Whether the limit on the norm is taken where the gradients are: a training loop does not
         wait for it.
         """
-        self._tensors = tensors
         self._settings = settings
         self._in_parts = in_parts
         self._workers = virtual_workers
-        self._flat = [trained.tensor.detach().view(-1) for trained in tensors]
-        self._begun: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
+        """The averages that have begun."""
         self._factors: dict[int, Factors] = {}
-        self._averages: dict[int, Tensor] | None = None
         self._step = Step(settings.start_clock, (0.0,))
         self.state = LocalHistories(dict(enumerate(tensors)), replicated=False)
         if by_factors:
             kernel = common_kernel([arithmetic_sample(tensors)], required=True)
-            self._scratch = Scratch(self._flat[0].device, kernel)
+            self._scratch = Scratch(tensors[0].tensor.device, kernel)
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         self.state.load(histories)
 
     def start(self, step: Step) -> None:
         self._step = step
-        self._begun.clear()
+        self._gradients.clear()
 
     def begin(self, index: int, gradient: Tensor) -> None:
-        self._begun[index] = gradient.detach().reshape(-1)
+        average, own = gradient.detach().reshape(-1), self.state.of[index]
+        if self._workers > 1:
+            average.div_(self._workers)
+        if own.trained.statistics:
+            own.flat.copy_(average)
+        else:
+            self._gradients[index] = average
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self._factors[index] = (u_KN.detach().clone(), v_KM.detach().clone())
@@ -98,93 +108,65 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
     def held_squares(self) -> list[float]:
         if self._limits_on_device:
             return []
-        of_factors = [
-            factors_sum_of_squares(*factors) / self._workers**2
-            for _, factors in sorted(self._all_factors().items())
-        ]
-        return [*chain(*map(squares_of, self._all_averages().values())), *of_factors]
+        factors = self._factors.values()
+        of_factors = [factors_sum_of_squares(*own) / self._workers**2 for own in factors]
+        return [*chain(*map(squares_of, self._gradients.values())), *of_factors]
 
     def finish(self, limit: float) -> None:
-        factors, gradients = self._all_factors(), self._all_averages()
         scale = self._settings.gradient_scale * limit
-        rates, iteration = self._step.rates, self._step.iteration
-        if gradients and not self._device.is_host:
-            self._update_together(gradients, scale)
-            gradients = {}
-        for index, trained in enumerate(self._tensors):
-            rate, history = rates[trained.rate_index], self.state.of[index]
-            if index in factors:
-                self._apply_factors(index, scale / self._workers, rate)
-            elif index in gradients:
-                gradient = gradients[index]
-                if scale != 1.0:
-                    gradient.mul_(scale)
-                update(
-                    trained.rule, gradient, history, self._flat[index], rate=rate, step=iteration
-                )
-        self._begun.clear()
+        for index, own in self.state.of.items():
+            if index in self.by_factors:
+                self._apply_factors(own, self._factors.get(index), scale / self._workers)
+            elif not (index in self._gradients or own.trained.statistics or self._in_parts):
+                self._gradients[index] = torch.zeros_like(own.flat)
+        if self._gradients and not self._device.is_host:
+            self._update_together(scale)
+        else:
+            for index, gradient in self._gradients.items():
+                self.state.of[index].apply(gradient, self._step, scale)
+        self._gradients.clear()
         self._factors.clear()
-        self._averages = None
 
-    def _update_together(self, gradients: Mapping[int, Tensor], scale: float) -> None:
+    def _update_together(self, scale: float) -> None:
         """Apply the rules of tensors on a device, with the launches of one tensor for all of a rule
         and rate.
         """
-        together = list(gradients.values())
-        clip = self._settings.clip
+        gradients = dict(sorted(self._gradients.items()))
+        together, clip = list(gradients.values()), self._settings.clip
         if clip is not None and self._limits_on_device:
             torch._foreach_mul_(together, (norm_limit(together, clip) * scale).float())
         elif scale != 1.0:
             torch._foreach_mul_(together, scale)
-        groups: dict[tuple[Rule, int], list[int]] = {}
-        for index in gradients:
-            trained = self._tensors[index]
-            groups.setdefault((trained.rule, trained.rate_index), []).append(index)
-        for (rule, rate_index), indices in groups.items():
-            own = [gradients[index] for index in indices]
-            histories = [self.state.of[index] for index in indices]
-            values = [self._flat[index] for index in indices]
-            step, rate = self._step.iteration, self._step.rates[rate_index]
-            if rule.matrix is None:
-                update_together(rule, own, histories, values, rate=rate, step=step)
+        groups: dict[tuple[Rule, int], list[tuple[RuledTensor, Tensor]]] = {}
+        for index, gradient in gradients.items():
+            own = self.state.of[index]
+            groups.setdefault((own.trained.rule, own.trained.rate_index), []).append(
+                (own, gradient)
+            )
+        for (rule, rate_index), pairs in groups.items():
+            if rule.matrix is not None:
+                for own, gradient in pairs:
+                    own.apply(gradient, self._step, 1.0)
                 continue
-            for gradient, history, value in zip(own, histories, values, strict=True):
-                update(rule, gradient, history, value, rate=rate, step=step)
+            update_together(
+                rule,
+                [gradient for _, gradient in pairs],
+                [own.history for own, _ in pairs],
+                [own.flat for own, _ in pairs],
+                rate=self._step.rates[rate_index],
+                step=self._step.iteration,
+            )
 
-    def _all_factors(self) -> dict[int, Factors]:
-        for index in self.by_factors - self._factors.keys():
-            rows = [self._flat[0].new_empty(0, n) for n in self._tensors[index].tensor.shape]
-            self._factors[index] = (rows[0], rows[1])
-        return self._factors
-
-    def _all_averages(self) -> dict[int, Tensor]:
-        """Set statistics that have begun to their averages, once. Return the average gradients."""
-        if self._averages is not None:
-            return self._averages
-        found: dict[int, Tensor] = {}
-        self._averages = found
-        for index, trained in enumerate(self._tensors):
-            begun = self._begun.get(index)
-            if begun is not None and self._workers > 1:
-                begun.div_(self._workers)
-            if trained.statistics and begun is not None:
-                self._flat[index].copy_(begun)
-            elif not trained.statistics and index not in self.by_factors:
-                if begun is not None:
-                    found[index] = begun
-                elif not self._in_parts:
-                    found[index] = torch.zeros_like(self._flat[index])
-        return found
-
-    def _apply_factors(self, index: int, scale: float, rate: float) -> None:
-        trained = self._tensors[index]
-        value = trained.tensor.detach()
+    def _apply_factors(self, own: RuledTensor, factors: Factors | None, scale: float) -> None:
+        trained, value = own.trained, own.trained.tensor.detach()
+        u_BN, v_BM = factors or tuple(own.flat.new_empty(0, side) for side in value.shape)
         apply_factors(
             trained.rule,
-            *self._factors[index],
+            u_BN,
+            v_BM,
             value,
-            [history.view(value.shape) for history in self.state.of[index]],
-            rate=rate,
+            [history.view(value.shape) for history in own.history],
+            rate=self._step.rates[trained.rate_index],
             step=self._step.iteration,
             scale=scale,
             scratch=self._scratch,

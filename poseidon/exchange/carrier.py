@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -32,7 +32,7 @@ from torch import Tensor
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.observer import Traffic
 from ps_server import Client
-from ps_server.rules import history_count
+from ps_server.rules import history_count, update
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -311,6 +311,47 @@ class SharedNorm:
         return self._client.total_norm(clock)
 
 
+class RuledTensor:
+    """A tensor to which this worker applies the rule itself.
+
+    Attributes:
+        flat: the tensor.
+        history: what the rule keeps, flat.
+    """
+
+    __slots__ = ("flat", "history", "trained")
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.flat = trained.tensor.detach().view(-1)
+        self.history = [
+            torch.zeros_like(self.flat) for _ in range(history_count(trained.rule.kind))
+        ]
+
+    def apply(self, gradient: Tensor, step: Step, scale: float) -> None:
+        """Apply the rule to a gradient times `scale`. The gradient, flat, is written to."""
+        if scale != 1.0:
+            gradient.mul_(scale)
+        rule, rate = self.trained.rule, step.rates[self.trained.rate_index]
+        update(rule, gradient, self.history, self.flat, rate=rate, step=step.iteration)
+
+    def load(self, history: History) -> None:
+        """Continue from a history: from zeros where there are no arrays."""
+        for tensor, array in zip_longest(self.history, history[: len(self.history)]):
+            tensor.zero_()
+            if array is not None:
+                tensor.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)).view(-1))
+
+    def copied(self, into: History | None) -> History:
+        """Return a copy of the history; in these arrays where they fit."""
+        if into is None or len(into) != len(self.history):
+            shape = tuple(self.trained.tensor.shape)
+            into = [np.empty(shape, np.float32) for _ in self.history]
+        for array, tensor in zip(into, self.history, strict=True):
+            torch.from_numpy(array).view(-1).copy_(tensor)
+        return into
+
+
 class LocalHistories(CarrierState):
     """The histories of a carrier's tensors.
 
@@ -318,49 +359,30 @@ class LocalHistories(CarrierState):
         replicated: whether other replicas keep the same history.
 
     Attributes:
-        of: for each tensor its flat history tensors.
+        of: the tensors with their histories.
     """
 
     def __init__(self, tensors: Mapping[int, Trained], *, replicated: bool) -> None:
-        self._tensors = tensors
         self._replicated = replicated
-        self.of = {
-            index: [
-                torch.zeros_like(trained.tensor.detach().view(-1))
-                for _ in range(history_count(trained.rule.kind))
-            ]
-            for index, trained in tensors.items()
-        }
+        self.of = {index: RuledTensor(trained) for index, trained in tensors.items()}
 
     def load(self, histories: Sequence[History] | None) -> None:
         """Continue from these histories of all tensors: from zeros where there are none."""
         for index, own in self.of.items():
-            history = histories[index] if histories else ()
-            for number, tensor in enumerate(own):
-                if number < len(history):
-                    array = np.ascontiguousarray(history[number], np.float32)
-                    tensor.copy_(torch.from_numpy(array).view(-1))
-                else:
-                    tensor.zero_()
+            own.load(histories[index] if histories else ())
+
+    def flat(self) -> list[Tensor]:
+        """Return all history tensors."""
+        return [tensor for own in self.of.values() for tensor in own.history]
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:
-        return KeptHistories.here(
-            {index: self._copied(index, into.get(index)) for index in self.of}
-        )
-
-    def _copied(self, index: int, into: History | None) -> History:
-        own, shape = self.of[index], tuple(self._tensors[index].tensor.shape)
-        if into is None or len(into) != len(own):
-            into = [np.empty(shape, np.float32) for _ in own]
-        for array, tensor in zip(into, own, strict=True):
-            torch.from_numpy(array).view(-1).copy_(tensor)
-        return into
+        return KeptHistories.here({i: own.copied(into.get(i)) for i, own in self.of.items()})
 
     def replicated(self) -> Mapping[str, Tensor]:
         if not self._replicated:
             return {}
         return {
-            f"{self._tensors[index].name}, history {number}": tensor
-            for index, own in self.of.items()
-            for number, tensor in enumerate(own)
+            f"{own.trained.name}, history {number}": tensor
+            for own in self.of.values()
+            for number, tensor in enumerate(own.history)
         }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -31,7 +32,7 @@ from poseidon.exchange.replicas import common_kernel, introduce
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
-from ps_server.rules import clip_factor, squares_of, update
+from ps_server.rules import clip_factor, squares_of
 
 
 class AllReduceCarrier(GradientCarrier):
@@ -62,24 +63,22 @@ class AllReduceCarrier(GradientCarrier):
         bucket_bytes: int | None = None,
     ) -> None:
         self.indices = tuple(tensors)
-        self._tensors = tensors
         self._settings = settings
         self._peers = peers
         self._control = control
         self._norms = norms
         self._member = member
         self._all_squares = all_squares
-        self._flat = {index: t.tensor.detach().view(-1) for index, t in tensors.items()}
-        first = next(iter(self._flat.values()), None)
         self.state = LocalHistories(tensors, replicated=True)
-        device = HOST if first is None else device_of(first.device)
+        first = next(iter(tensors.values()), None)
+        device = HOST if first is None else device_of(first.tensor.device)
         self._streams = Streams.of(device)
         statistics = [index for index, t in tensors.items() if t.statistics]
         order = [
             *(index for index in reversed(list(tensors)) if index not in statistics),
             *statistics,
         ]
-        sizes = {index: self._flat[index].numel() for index in order}
+        sizes = {index: tensors[index].tensor.numel() for index in order}
         self._sums = Sums(sizes, peers, member.placed, device, bucket_bytes=bucket_bytes)
         self._copies = SerialExecutor(
             f"sums-out-{peers.rank}",
@@ -87,7 +86,7 @@ class AllReduceCarrier(GradientCarrier):
             threaded=not device.is_host,
             timeout_s=peers.timeout_s,
         )
-        self._begun = dict.fromkeys(tensors, 0)
+        self._begun: Counter[int] = Counter()
         self._due: set[int] = set()
         self._scale: float | None = None
         self._step = self._due_step = Step(settings.start_clock - 1, (0.0,))
@@ -109,14 +108,13 @@ class AllReduceCarrier(GradientCarrier):
             self._due_step = Step(clock - 1, (0.0,))
         self.state.load(histories)
         if self._is_beside_server:
-            own = [tensor for of in self.state.of.values() for tensor in of]
-            bring_histories(own, self._control, given=bool(histories))
+            bring_histories(self.state.flat(), self._control, given=bool(histories))
         else:
-            self._send_values(self._flat)
-            most = max(map(len, self.state.of.values()), default=0) if with_histories else 0
-            for number in range(most):
-                of = self.state.of.items()
-                self._send_values({i: own[number] for i, own in of if len(own) > number})
+            tensors = self.state.of.items()
+            self._send_values({index: own.flat for index, own in tensors})
+            of = {index: own.history for index, own in tensors if with_histories}
+            for number in range(max(map(len, of.values()), default=0)):
+                self._send_values({i: own[number] for i, own in of.items() if len(own) > number})
 
     def _meet(self, *, resumed: bool) -> bool:
         """Introduce the workers to each other, and connect them beside the server.
@@ -126,14 +124,15 @@ class AllReduceCarrier(GradientCarrier):
         Raises:
             SpecError: a worker brings other tensors.
         """
-        sizes = [(t.name, t.tensor.numel(), t.statistics) for t in self._tensors.values()]
+        tensors = [own.trained for own in self.state.of.values()]
+        sizes = [(t.name, t.tensor.numel(), t.statistics) for t in tensors]
         own = {
             "resumed": resumed,
             "tensors": len(sizes),
             "checksum": zlib.crc32(repr(sizes).encode()),
             "sums": self._peers.links.address,
         }
-        offers, samples = introduce(self._control, list(self._tensors.values()), own)
+        offers, samples = introduce(self._control, tensors, own)
         for rank, offer in enumerate(offers):
             if any(offer.get(key) != offers[0].get(key) for key in ("tensors", "checksum")):
                 raise SpecError(
@@ -184,18 +183,12 @@ class AllReduceCarrier(GradientCarrier):
             self._update(index)
 
     def _update(self, index: int) -> None:
-        flat = self._flat[index]
-        if self._tensors[index].statistics:
-            flat.copy_(self._mean(index), non_blocking=True)
+        own = self.state.of[index]
+        if own.trained.statistics:
+            own.flat.copy_(self._mean(index), non_blocking=True)
             return
         scale = self._gradient_factor()
-        gradient = self._mean(index).to(flat.device, non_blocking=True)
-        if scale != 1.0:
-            gradient.mul_(scale)
-        trained, history = self._tensors[index], self.state.of[index]
-        iteration, rates = self._due_step
-        rate = rates[trained.rate_index]
-        update(trained.rule, gradient, history, flat, rate=rate, step=iteration)
+        own.apply(self._mean(index).to(own.flat.device, non_blocking=True), self._due_step, scale)
 
     def _mean(self, index: int) -> Tensor:
         self._copies.drain()  # a round begins with the last of its copies
@@ -217,16 +210,16 @@ class AllReduceCarrier(GradientCarrier):
         return self._scale
 
     def _squares(self) -> list[float]:
-        gradients = [index for index, t in self._tensors.items() if not t.statistics]
+        gradients = [index for index, own in self.state.of.items() if not own.trained.statistics]
         return [square for index in gradients for square in squares_of(self._mean(index))]
 
     def finish(self, limit: float) -> None:
         self.settle(self._finished)
-        for index, trained in self._tensors.items():
+        for index, own in self.state.of.items():
             for _ in range(self._begun[index], self._sums.nodes):
-                self._fill(index, self._flat[index] if trained.statistics else None)
-            self._begun[index] = 0
-        self._due = set(self._tensors)
+                self._fill(index, own.flat if own.trained.statistics else None)
+        self._begun.clear()
+        self._due = set(self.indices)
         self._due_step = self._step
         self._scale = None
         is_root = self._peers.rank == 0
@@ -236,7 +229,7 @@ class AllReduceCarrier(GradientCarrier):
             self._gradient_factor()  # others wait for it whose planes have other tensors
 
     def settle(self, clock: int) -> None:
-        for index in self._tensors:
+        for index in self.indices:
             self.wait(index)
 
     def traffic(self) -> Mapping[int, Traffic]:

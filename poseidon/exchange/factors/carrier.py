@@ -81,7 +81,7 @@ class FactorCarrier(FactoredCarrier):
             index: FactorWeight(
                 table,
                 tensors[index],
-                self.state.of[index],
+                self.state.of[index].history,
                 clock=settings.start_clock,
                 staleness=self._staleness,
                 scratch=self._scratch,
@@ -124,8 +124,7 @@ class FactorCarrier(FactoredCarrier):
             weight.open()
         self.state.load(histories)
         # no worker sends factors before all have come here
-        own = [history for of in self.state.of.values() for history in of]
-        bring_histories(own, self._control, given=bool(histories))
+        bring_histories(self.state.flat(), self._control, given=bool(histories))
         if clock is None:
             self.peers.links.connect(addresses)
             self._thread.start()

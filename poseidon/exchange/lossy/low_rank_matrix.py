@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Trained
-from poseidon.exchange.carrier import Step
+from poseidon.exchange.carrier import RuledTensor, Step
 from poseidon.exchange.device import DONE, Event, device_of
 from ps_server import Codec, Rule, RuleKind, native
 from ps_server.rules import update
@@ -149,8 +149,7 @@ def _first_q(name: str, m: int, rank: int) -> Tensor:
 
 def matrices_of(
     tables: FactorTables,
-    members: Mapping[int, Trained],
-    histories: Mapping[int, Sequence[Tensor]],
+    members: Mapping[int, RuledTensor],
     own: range,
     mean_p: Tensor,
 ) -> dict[int, LowRankMatrix]:
@@ -160,16 +159,15 @@ def matrices_of(
         own: the virtual workers of this worker.
         mean_p: P of all on the host, flat, where its mean arrives.
     """
+    trained = {index: member.trained for index, member in members.items()}
     p, q = (
-        factors_in(flat, members, side, tables.how.rank)
+        factors_in(flat, trained, side, tables.how.rank)
         for side, flat in enumerate((mean_p, tables.held[1].tensor))
     )
     exact = dict(zip(members, (held.tensor for held in tables.held[2:]), strict=False))
     return {
-        index: LowRankMatrix(
-            trained, histories[index], p[index], q[index], exact=exact.get(index), own=own
-        )
-        for index, trained in members.items()
+        index: LowRankMatrix(member, p[index], q[index], exact=exact.get(index), own=own)
+        for index, member in members.items()
     }
 
 
@@ -198,7 +196,6 @@ class LowRankMatrix:
     """One tensor that travels as P and Q.
 
     Args:
-        history: what its rule keeps, flat.
         p: its mean P, r x n, on the host.
         q: its mean Q, r x m.
         exact: if it starts later its mean gradient G.
@@ -210,21 +207,19 @@ class LowRankMatrix:
 
     def __init__(
         self,
-        trained: Trained,
-        history: Sequence[Tensor],
+        ruled: RuledTensor,
         p: Tensor,
         q: Tensor,
         *,
         exact: Tensor | None,
         own: range,
     ) -> None:
-        self.trained = trained
-        self.value = trained.tensor.detach().view(matrix_shape(trained.tensor))
+        self.trained, self.history = ruled.trained, ruled.history
+        self.value = ruled.flat.view(matrix_shape(self.trained.tensor))
         self.held_back = {worker: torch.zeros_like(self.value) for worker in own}
         """What was not sent of each virtual worker's gradients; while an iteration is under way
         M.
         """
-        self.history = history
         self.due: DueUpdate | None = None
         self._p, self._q = p, q
         self._exact = None if exact is None else exact.view(self.value.shape)

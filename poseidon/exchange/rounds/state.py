@@ -146,7 +146,8 @@ class RoundsState(UnitedState):
         self._rank = rank
         self._own = own
         self._given: Mapping[str, Array] = {}
-        self._counts = [len(inner[0].of.get(index, ())) for index in range(len(anchors))]
+        first = inner[0].of
+        self._counts = [len(first[i].history) if i in first else 0 for i in range(len(anchors))]
         """For each tensor the number of its inner history arrays."""
         self._outer_arrays = outer_arrays
         self._outer_histories = outer_histories
@@ -199,10 +200,10 @@ class RoundsState(UnitedState):
 
     def _parts(self) -> dict[str, Tensor]:
         return {
-            f"{self._anchors[index].name}, inner history {number} of {worker}": history
-            for worker, own in zip(self._own, self._inner, strict=True)
-            for index, histories in own.of.items()
-            for number, history in enumerate(histories)
+            f"{own.trained.name}, inner history {number} of {worker}": history
+            for worker, inner in zip(self._own, self._inner, strict=True)
+            for own in inner.of.values()
+            for number, history in enumerate(own.history)
         }
 
     def keep(self, into: Mapping[int, History]) -> KeptHistories:

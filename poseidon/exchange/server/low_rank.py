@@ -83,7 +83,7 @@ class LowRankTensors(LocalHistories, Placed):
         self.indices = shared.indices
         self.table = table
         own = self._own = tables.own
-        self.matrices = matrices_of(shared, trained, self.of, own, tables.host_value(place))
+        self.matrices = matrices_of(shared, self.of, own, tables.host_value(place))
         self._p, self._q = place, place + 1
         self._exact = {
             index: place + 2 + number

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.carrier import LocalHistories, Step
+from poseidon.exchange.carrier import RuledTensor, Step
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.lossy.low_rank_matrix import DueUpdate, LowRank, factor_tables, matrices_of
 from ps_server import Rule
@@ -94,8 +94,8 @@ def products(few_s: float, many_s: float) -> tuple[float, float]:
 def _low_rank_s(rank: int, limit_s: float) -> float:
     trained = Trained(name="matrix", tensor=torch.zeros(OUTPUTS, INPUTS), rule=RULE)
     (shared,) = factor_tables([trained], {0: LowRank(rank)})
-    histories = LocalHistories({0: trained}, replicated=True).of
-    matrix = matrices_of(shared, {0: trained}, histories, range(1), shared.held[0].tensor.cpu())[0]
+    ruled = {0: RuledTensor(trained)}
+    matrix = matrices_of(shared, ruled, range(1), shared.held[0].tensor.cpu())[0]
     gradient = torch.ones(OUTPUTS, INPUTS)
     p, q = (held.tensor.view(rank, -1) for held in shared.held)
 

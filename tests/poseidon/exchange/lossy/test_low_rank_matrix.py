@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.carrier import LocalHistories
+from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.lossy.low_rank_matrix import (
     LowRank,
     factor_tables,
@@ -91,15 +91,15 @@ def test_neighbours_share_tables() -> None:
     assert [shared.indices for shared in tables] == [(0, 1), (2,), (3,), (4,)]
     assert [held.name for held in tables[0].held] == ["w0 and 1 more, P", "w0 and 1 more, Q"]
     assert [held.tensor.numel() for held in tables[0].held] == [4 * 4000, 4 * 110]
-    histories = LocalHistories(dict(enumerate(tensors)), replicated=True).of
-    two = {0: tensors[0], 1: tensors[1]}
-    matrices = matrices_of(tables[0], two, histories, range(1), tables[0].held[0].tensor)
+    ruled = [RuledTensor(trained) for trained in tensors]
+    two = {0: ruled[0], 1: ruled[1]}
+    matrices = matrices_of(tables[0], two, range(1), tables[0].held[0].tensor)
     first, second = matrices[0], matrices[1]
     assert torch.equal(
         torch.cat([first.first_q.view(-1), second.first_q.view(-1)]), tables[0].held[1].tensor
     )
     of_one = factor_tables(tensors, {1: LowRank(4)})[0]
-    alone = matrices_of(of_one, {1: tensors[1]}, histories, range(1), of_one.held[0].tensor)
+    alone = matrices_of(of_one, {1: ruled[1]}, range(1), of_one.held[0].tensor)
     assert torch.equal(second.first_q, alone[1].first_q)
     later = factor_tables(tensors, {0: LowRank(1, start=3), 2: LowRank(1, start=3)})
     assert [held.name for held in later[0].held][2:] == ["w0, G", "w2, G"]
