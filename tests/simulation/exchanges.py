@@ -10,7 +10,7 @@ from typing import Any
 
 from poseidon.exchange import serial_executor, worker_links
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.factors import carrier
+from poseidon.exchange.factors import rebuilding
 from poseidon.exchange.host import links, state
 from poseidon.exchange.observer import TransitTimes
 from ps_server import monitor, pump
@@ -111,7 +111,7 @@ def stand_ins(
         )
 
     clock, now_ns = primitives.world.clock, primitives.time.perf_counter_ns
-    threaded = (monitor, carrier, links, state, serial_executor)
+    threaded = (monitor, rebuilding, links, state, serial_executor)
     return [
         *((module, "threading", primitives.threading) for module in threaded),
         *((module, "time", primitives.time) for module in (monitor, links)),

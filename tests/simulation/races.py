@@ -193,7 +193,7 @@ RACES = (
     Race(
         name="a round's memory on the host is written to before its copy has run",
         commit="cd9db889",
-        module="poseidon.exchange.factors.carrier",
+        module="poseidon.exchange.factors.rebuilding",
         mended="        done.synchronize()  # the rounds' memory on the host may go\n",
         before="",
         scenario="devices",
@@ -201,9 +201,9 @@ RACES = (
     Race(
         name="own pairs are replayed on a stream that rounds do not use",
         commit="cd9db889",
-        module="poseidon.exchange.factors.carrier",
-        mended="        with torch.no_grad(), device.on(side):\n            device.wait(ready)\n",
-        before="        with torch.no_grad():\n            device.wait(ready)\n",
+        module="poseidon.exchange.factors.rebuilding",
+        mended="        with self._lock, torch.no_grad(), device.on(side):\n",
+        before="        with self._lock, torch.no_grad():\n",
         scenario="devices",
     ),
     Race(

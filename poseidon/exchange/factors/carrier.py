@@ -1,5 +1,5 @@
 """The carrier of tensors that travel as sufficient factors: factors go to all workers, and each
-rebuilds the gradient and applies the rule itself.
+rebuilds the gradient and applies the rule itself (`rebuilding.py`).
 
 Laws:
 
@@ -18,9 +18,7 @@ Laws:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,19 +26,18 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import FactoredCarrier, LocalHistories, SharedNorm, Step
-from poseidon.exchange.device import Event, Streams, device_of
+from poseidon.exchange.device import DONE, Event
 from poseidon.exchange.factors.factor_rounds import FactorPeers, FactorSession, FactorTable, Pair
 from poseidon.exchange.factors.products import Scratch, factors_sum_of_squares
+from poseidon.exchange.factors.rebuilding import Rebuilding
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce
-from poseidon.exchange.serial_executor import SerialExecutor, join_within
+from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server.link import LinkPriority
-from ps_server.numerics import prepare_thread
-from ps_server.rules import clip_factor
-from ps_server.trace import NO_TRACE, Tracer, Track
+from ps_server.trace import NO_TRACE, Tracer
 
 
 class FactorCarrier(FactoredCarrier):
@@ -69,46 +66,43 @@ class FactorCarrier(FactoredCarrier):
         self.by_factors = frozenset(tensors)
         self._settings = settings
         self._member = member
-        network, self._staleness = member.network, member.options.staleness
+        network, staleness = member.network, member.options.staleness
         self._control = control
-        self._norms = norms
         self._iteration = settings.start_clock
-        device = next(iter(tensors.values())).tensor.device
-        self._streams = Streams.of(device_of(device))
-        self._scratch = Scratch(device)
+        scratch = Scratch(tensors[self.indices[0]].tensor.device)
         self.state = FactorState(tensors)
         self._weights = {
             index: FactorWeight(
                 table,
-                tensors[index],
-                self.state.of[index].history,
+                self.state.of[index],
                 clock=settings.start_clock,
-                staleness=self._staleness,
-                scratch=self._scratch,
+                staleness=staleness,
+                scratch=scratch,
             )
             for table, index in enumerate(self.indices)
         }
-        weights = self._weights.values()
-        if self._staleness:
+        weights = list(self._weights.values())
+        if staleness:
             self.state.bases = {f"{w.trained.name}, base": w.base for w in weights}
         tables = [
-            FactorTable(w.trained.name, w.tensor.shape[0], w.tensor.shape[1], self._staleness)
+            FactorTable(w.trained.name, w.tensor.shape[0], w.tensor.shape[1], staleness)
             for w in weights
         ]
         session = FactorSession(network.rank, network.size, tables, settings.start_clock)
         self.peers = FactorPeers(session, network, trace=trace, link=link)
+        self._rebuilding = Rebuilding(weights, self.peers, scratch, settings, member, norms)
         self._in_order = SerialExecutor(
             f"factors-out-{network.rank}",
             self.peers.peers.failing("sending factors failed"),
-            threaded=not self._streams.device.is_host,
+            threaded=not self._rebuilding.streams.device.is_host,
             timeout_s=network.timeout_s,
         )
-        self._copies: list[Event] = []
-        """Of this iteration's factors."""
-        self._rebuilding = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._rebuild, name=f"rebuild-{network.rank}", daemon=True
-        )
+        self._copied: Event = DONE
+        """After which the factors of this iteration may be written to."""
+
+    @property
+    def _staleness(self) -> int:
+        return self._member.options.staleness
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         addresses: list[str] = []
@@ -117,7 +111,9 @@ class FactorCarrier(FactoredCarrier):
             trained = [weight.trained for weight in self._weights.values()]
             offers, samples = introduce(self._control, trained, offer)
             addresses = self.peers.peers.addresses(offers, "factors")
-            self._scratch.kernel = common_kernel(samples, required=self._member.equal_bits)
+            self._rebuilding.scratch.kernel = common_kernel(
+                samples, required=self._member.equal_bits
+            )
         else:
             self._rewind(clock)
         for weight in self._weights.values():
@@ -127,7 +123,6 @@ class FactorCarrier(FactoredCarrier):
         bring_histories(self.state.flat(), self._control, given=bool(histories))
         if clock is None:
             self.peers.links.connect(addresses)
-            self._thread.start()
 
     def _rewind(self, clock: int) -> None:
         """Begin at a different clock, before any worker has sent a pair."""
@@ -146,12 +141,13 @@ class FactorCarrier(FactoredCarrier):
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         weight, iteration = self._weights[index], self._iteration
-        ready = self._streams.device.event()
+        streams = self._rebuilding.streams
+        ready = streams.device.event()
         with self.peers.monitor:
             weight.progress.hand_in(iteration)
         self.peers.transit.depart(weight.table)
-        pair, copied = weight.copy(iteration, u_KN, v_KM, self._streams.out, ready)
-        self._copies.append(copied)
+        pair, copied = weight.copy(iteration, u_KN, v_KM, streams.out, ready)
+        self._copied = copied
 
         def send() -> None:
             copied.synchronize()
@@ -172,9 +168,9 @@ class FactorCarrier(FactoredCarrier):
 
     def release(self, index: int) -> None:
         with self.peers.monitor:
-            left = self._streams.device.event()
+            left = self._rebuilding.streams.device.event()
             self._weights[index].progress.release(self._iteration, left)
-            self.peers.monitor.notify()
+            self._rebuilding.advance()
 
     def wait(self, index: int) -> None:
         self._wait(index, self._iteration - self._staleness)
@@ -198,9 +194,7 @@ class FactorCarrier(FactoredCarrier):
                 self._broadcast(weight, held, limit)
             if weight.progress.released <= self._iteration:
                 self.release(index)
-        for copied in self._copies:  # the factors' memory may be written to from here on
-            self._streams.device.wait(copied)
-        self._copies.clear()
+        self._rebuilding.streams.device.wait(self._copied)
         self._iteration += 1  # `wait` needs the round that has just left
 
     def settle(self, clock: int) -> None:
@@ -213,8 +207,7 @@ class FactorCarrier(FactoredCarrier):
     def close(self) -> None:
         self._in_order.close()
         self.peers.links.close()
-        if self._thread.ident is not None:
-            join_within(self._thread, self._member.network.timeout_s)
+        self._rebuilding.close()
 
     def _wait(self, index: int, clock: int) -> None:
         weight = self._weights[index]
@@ -223,117 +216,9 @@ class FactorCarrier(FactoredCarrier):
             f"the factors of '{weight.trained.name}' of iteration {clock - 1} did not arrive",
             table=weight.table,
         )
-        self._streams.device.wait(weight.progress.done)
+        self._rebuilding.streams.device.wait(weight.progress.done)
         if self._staleness:
-            with self._rebuilding:
-                self._publish(weight)
-
-    def _rebuild(self) -> None:
-        prepare_thread()
-        try:
-            with torch.no_grad(), self._streams.device.on(self._streams.into):
-                while self._rebuild_next():
-                    pass
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self.peers.peers.failing("rebuilding gradients from factors failed")(error)
-
-    def _rebuild_next(self) -> bool:
-        """Wait for a round that can be applied, and apply it; returns False once closed."""
-
-        def found() -> list[FactorWeight] | None:
-            return [] if self.peers.monitor.closed else self._ready() or None
-
-        ready = self.peers.monitor.wait_for(found, "there is nothing to apply", limited=False)
-        if ready:
-            self._rebuild_first(ready)
-        return bool(ready)
-
-    def _rebuild_first(self, ready: Sequence[FactorWeight]) -> None:
-        """Apply the next round of the most urgent weight; with a limit on the norm, of all."""
-        with self._rebuilding:  # `wait` must not run between taking a round and having applied it
-            rounds = [self._take(w) for w in (ready if self._is_limited else ready[:1])]
-            factor = self._limit(rounds) if self._is_limited else 1.0
-            for stacked in rounds:
-                self._apply(stacked, factor)
-
-    @property
-    def _is_limited(self) -> bool:
-        """Whether the norm of all gradients of an iteration is agreed on before its rounds are
-        applied.
-        """
-        return self._staleness == 0 and self._settings.clip is not None
-
-    def _ready(self) -> list[FactorWeight]:
-        """Return the weights whose next round can be applied, most urgent first: all, or with a
-        limit on the norm all or none.
-        """
-        is_ready = self.peers.session.is_ready
-        ready = [w for w in self._weights.values() if w.progress.may_apply and is_ready(w.table)]
-        return [] if self._is_limited and len(ready) < len(self._weights) else ready
-
-    def _limit(self, rounds: Sequence[_Stacked]) -> float:
-        clock = rounds[0].weight.progress.applied
-        if self._member.network.rank == 0:
-            count = self._member.placed.count
-            squares = [factors_sum_of_squares(r.u_BN, r.v_BM) / count**2 for r in rounds]
-            self._norms.add("factors", clock, squares)
-        return clip_factor(self._norms.total(clock), self._settings.clip)
-
-    def _take(self, weight: FactorWeight) -> _Stacked:
-        """Take the weight's next round, and stack its pairs on the weight's device."""
-        with self.peers.monitor:
-            pairs = self.peers.session.take(weight.table)
-            assert pairs is not None
-            rate = weight.progress.begin_round()
-        outputs, inputs = weight.tensor.shape
-        name = str(weight.table) if self._settings.clip is not None else ""
-        self._streams.device.wait(weight.progress.left)
-        u_BN = self._scratch.stack(f"u{name}", [pair.u for pair in pairs], outputs)
-        v_BM = self._scratch.stack(f"v{name}", [pair.v for pair in pairs], inputs)
-        return _Stacked(weight, rate, u_BN, v_BM)
-
-    def _apply(self, stacked: _Stacked, limit: float) -> None:
-        weight, rate, u_BN, v_BM = stacked
-        trace, began_ns = self.peers.trace, self.peers.trace.now()
-        scale = limit * self._settings.gradient_scale / self._member.placed.count
-        weight.apply(u_BN, v_BM, rate=rate, scale=scale)
-        done = self._streams.device.event()
-        done.synchronize()  # the rounds' memory on the host may go
-        name, clock = weight.trained.name, weight.progress.applied
-        trace.span(Track.REBUILD, "apply", name, began_ns, clock=clock)
-        self.peers.transit.arrive(weight.table)
-        with self.peers.monitor:
-            weight.progress.end_round(done)
-            self.peers.monitor.notify()
-
-    def _publish(self, weight: FactorWeight) -> None:
-        """Staleness > 0: make the tensor `base` with this worker's own open pairs on top."""
-        progress = weight.progress
-        with self.peers.monitor:
-            own = [
-                (clock, progress.rate(clock), pair)
-                for clock, pair in self.peers.session.own(weight.table)
-                if clock >= progress.applied
-            ]
-        device, _, side = self._streams
-        scale, ready = self._settings.gradient_scale / self._member.placed.count, device.event()
-        # where rounds are applied: they use the same memory
-        with torch.no_grad(), device.on(side):
-            device.wait(ready)
-            weight.replay(own, scale=scale)
-            done = device.event()
-        device.wait(done)
-
-
-class _Stacked(NamedTuple):
-    """The next round of a weight with its pairs below each other, on the weight's device, and the
-    solver's rate of its iteration.
-    """
-
-    weight: FactorWeight
-    rate: float
-    u_BN: Tensor
-    v_BM: Tensor
+            self._rebuilding.publish(weight)
 
 
 class FactorState(LocalHistories):

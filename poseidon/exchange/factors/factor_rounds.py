@@ -170,6 +170,7 @@ class FactorPeers:
 
     Attributes:
         monitor: guards the session and what is to be sent.
+        changed: called under it after a pair has come.
         transit: the times in transit by table.
     """
 
@@ -186,6 +187,7 @@ class FactorPeers:
         self.peers = Peers.over_network(network, "factors", link=link, on_sent=on_sent)
         self.peers.on("Factors", 3, self._receive)
         self.links, self.monitor = self.peers.links, self.peers.monitor
+        self.changed: Callable[[], None] = self.monitor.notify
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
         self.transit = TransitTimes(len(session.tables))
@@ -206,7 +208,7 @@ class FactorPeers:
                 others, "Factors", table, clock, len(pair.u), payload=payload, priority=table
             )
             self.bytes_out[table] += pair.flat.nbytes * len(others)
-            self.monitor.notify()
+            self.changed()
         self.links.wake()
 
     def traffic(self, table: int) -> Traffic:
@@ -246,6 +248,7 @@ class FactorPeers:
         pair = Pair.received(payload, rows, spec.outputs, spec.inputs)
         self.session.receive(sender, table, clock, pair)
         self.bytes_in[table] += pair.flat.nbytes
+        self.changed()
         self.trace.span(Track.FACTORS, "receive", spec.name, began_ns, worker=sender, clock=clock)
 
     def _note_sent(self, table: int, receiver: int, began_ns: int) -> None:

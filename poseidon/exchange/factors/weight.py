@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Trained
+from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.device import DONE, Event, device_of
 from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Scratch, apply_factors
@@ -107,8 +107,7 @@ class FactorWeight:
 
     Args:
         table: its id among the weights that travel as factors.
-        trained: the tensor, N x M.
-        history: what the rule keeps, flat.
+        ruled: the tensor, N x M.
         clock: the iteration to begin at.
         scratch: memory for products, of all weights.
     """
@@ -116,19 +115,18 @@ class FactorWeight:
     def __init__(
         self,
         table: int,
-        trained: Trained,
-        history: Sequence[Tensor],
+        ruled: RuledTensor,
         *,
         clock: int,
         staleness: int,
         scratch: Scratch,
     ) -> None:
         self.table = table
-        self.trained = trained
+        self.trained = trained = ruled.trained
         self.tensor = trained.tensor.detach()
         self.base = torch.empty_like(self.tensor) if staleness else self.tensor
         """The weight after all rounds that are applied."""
-        self.history = [own.view_as(self.tensor) for own in history]
+        self.history = [own.view_as(self.tensor) for own in ruled.history]
         """What the rule keeps, after the same rounds."""
         self.progress = WeightProgress(clock, staleness)
         self._replayed = [torch.empty_like(h) for h in self.history] if staleness else []

@@ -17,11 +17,12 @@ from torch import Tensor
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
+from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.device import DONE, HOST, Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import products
-from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.products import Kernel, Scratch
+from poseidon.exchange.factors.rebuilding import Rebuilding
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.host.memory import HostMemory
@@ -160,29 +161,29 @@ def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replay_on_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of factors are applied on one stream, and this worker's own pairs on another."""
-    publish = FactorCarrier._publish
+    publish = Rebuilding.publish
 
-    def changed(self: FactorCarrier, weight: FactorWeight) -> None:
-        own, device = self._streams, self._streams.device
-        self._streams = own._replace(into=device.current)  # type: ignore[attr-defined]
+    def changed(self: Rebuilding, weight: FactorWeight) -> None:
+        own, device = self.streams, self.streams.device
+        self.streams = own._replace(into=device.current)  # type: ignore[attr-defined]
         try:
             publish(self, weight)
         finally:
-            self._streams = own
+            self.streams = own
 
-    monkeypatch.setattr(FactorCarrier, "_publish", changed)
+    monkeypatch.setattr(Rebuilding, "publish", changed)
 
 
 def take_the_norm_on_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm of factors is taken on a stream that does not wait for them."""
-    limit = FactorCarrier._limit
+    limit = Rebuilding._limit
 
-    def elsewhere(self: FactorCarrier, rounds: Any) -> float:
-        device = self._streams.device
+    def elsewhere(self: Rebuilding, rounds: Any) -> float:
+        device = self.streams.device
         with device.on(device._first):  # type: ignore[attr-defined]
             return limit(self, rounds)
 
-    monkeypatch.setattr(FactorCarrier, "_limit", elsewhere)
+    monkeypatch.setattr(Rebuilding, "_limit", elsewhere)
 
 
 def push_zeros_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +281,9 @@ def test_each_pair_is_replayed_from_its_own_memory(
     with expectation, simulated_devices(1, LATEST) as (device,):
         weight = FactorWeight(
             0,
-            Trained(name="fc", tensor=torch.ones(2, 3, device=device.torch), rule=Rule()),
-            [torch.zeros(6, device=device.torch)],
+            RuledTensor(
+                Trained(name="fc", tensor=torch.ones(2, 3, device=device.torch), rule=Rule())
+            ),
             clock=0,
             staleness=2,
             scratch=Scratch(device.torch, Kernel.PORTABLE),

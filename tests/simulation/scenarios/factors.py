@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.carrier import Step
+from poseidon.exchange.factors import rebuilding
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -27,6 +29,7 @@ from tests.simulation.client import TIMEOUT_S, Waits
 from tests.simulation.faults import judge, plan_faults
 from tests.simulation.network import Fabric, SimulatedWire
 from tests.simulation.processes import Process, Question
+from tests.simulation.scenarios.sums import Work
 from tests.simulation.world import Violation, World
 
 SETTINGS = 53
@@ -117,16 +120,21 @@ class _Worker:
         wire = SimulatedWire(fabric, process)
         self._wire = wire
         network = Network(rank=rank, size=settings.workers, token=b"secret", wire=wire)
-        self._carrier = FactorCarrier(
-            {t: Trained(name=f"w{t}", tensor=w, rule=rule) for t, w in enumerate(self._weights)},
-            # At staleness > 0 a row of a weight counts the pairs of one worker.
-            ExchangeSettings(gradient_scale=settings.workers, start_clock=settings.start_clock),
-            member=Membership(
-                network=network, options=ExchangeOptions(staleness=settings.staleness)
-            ),
-            control=cast(Any, None),
-            norms=cast(Any, None),
-        )
+        with patch.object(rebuilding, "SerialExecutor", Work):
+            self._carrier = FactorCarrier(
+                {
+                    t: Trained(name=f"w{t}", tensor=w, rule=rule)
+                    for t, w in enumerate(self._weights)
+                },
+                # At staleness > 0 a row of a weight counts the pairs of one worker.
+                ExchangeSettings(gradient_scale=settings.workers, start_clock=settings.start_clock),
+                member=Membership(
+                    network=network, options=ExchangeOptions(staleness=settings.staleness)
+                ),
+                control=cast(Any, None),
+                norms=cast(Any, None),
+            )
+        self._work = cast(Work, self._carrier._rebuilding._calls).calls
         self._left = False
 
     def run(self) -> Waits:
@@ -154,15 +162,16 @@ class _Worker:
         yield Question(lambda: True if self._left else None, "its last messages", TIMEOUT_S)
 
     def _rebuild(self) -> Waits:
-        """What the carrier's thread does."""
-        carrier = self._carrier
+        """What the thread that rebuilds does."""
 
         def found() -> object:
-            return [] if carrier.peers.monitor.closed else carrier._ready() or None
+            if self._work:
+                return self._work.popleft()
+            return True if self._carrier.peers.monitor.closed else None
 
-        while ready := (yield from self._wait_for(found, "a round", RUN_S)):
+        while (work := (yield from self._wait_for(found, "a round", RUN_S))) is not True:
             yield self._random.random() * 0.003
-            carrier._rebuild_first(ready)
+            work()
             self._process.ask_all()
 
     def _failed(self, error: Exception) -> None:

@@ -118,7 +118,7 @@ def simulate(world: World) -> None:
     fabric = Fabric(world, bytes_s=world.stream("rate").choice((1e4, 1e6, 1e9)))
     job = Job(world.seed % SETTINGS)
     job.processes = [Process(world, f"worker {rank}") for rank in range(job.settings.processes)]
-    workers = [_Worker(job, fabric, process, rank) for rank, process in enumerate(job.processes)]
+    workers = [Worker(job, fabric, process, rank) for rank, process in enumerate(job.processes)]
     tasks = [worker.process.task(worker.run()) for worker in workers]
     plan_faults(world, fabric, job.processes, longest_s=5.0)
     world.run(lambda: not world.open_tasks, RUN_S)
@@ -128,8 +128,8 @@ def simulate(world: World) -> None:
         raise Violation("a worker waits in vain for another one whose connection was lost")
 
 
-class _Work:
-    """Stands for the executor that adds: a task makes its calls."""
+class Work:
+    """Stands for the executor of a thread: a task makes its calls."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.calls: deque[Callable[[], None]] = deque()
@@ -138,7 +138,7 @@ class _Work:
         self.calls.append(function)
 
 
-class _Worker:
+class Worker:
     """One worker."""
 
     def __init__(self, job: Job, fabric: Fabric, process: Process, rank: int) -> None:
@@ -152,7 +152,7 @@ class _Worker:
         self._wire = SimulatedWire(fabric, process)
         network = Network(rank=rank, size=settings.processes, token=b"secret", wire=self._wire)
         self._peers = Peers.over_network(network)
-        with patch.object(sums_module, "SerialExecutor", _Work):
+        with patch.object(sums_module, "SerialExecutor", Work):
             self._sums = Sums(
                 dict(reversed(list(enumerate(settings.sizes)))),
                 self._peers,
@@ -160,7 +160,7 @@ class _Worker:
                 HOST,
                 bucket_bytes=settings.bucket_bytes,
             )
-        self._work = cast(_Work, self._sums._adding).calls
+        self._work = cast(Work, self._sums._adding).calls
         self._closing = self._left = False
 
     def run(self) -> Waits:

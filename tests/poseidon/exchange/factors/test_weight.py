@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import Trained
+from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.device import DONE
 from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Kernel, Scratch
@@ -24,8 +25,7 @@ def weight_of(staleness: int) -> FactorWeight:
     trained = Trained(name="fc", tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(momentum=0.5))
     weight = FactorWeight(
         0,
-        trained,
-        [torch.zeros(6)],
+        RuledTensor(trained),
         clock=0,
         staleness=staleness,
         scratch=Scratch(CPU, Kernel.PORTABLE),
