@@ -143,6 +143,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
         name = f"poseidon {parsed.command}"
+        _check_current_folder()
         for note in parsed.notes:
             print(f"note: {note}", file=sys.stderr)
         let_waiting_threads_sleep()
@@ -162,8 +163,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
-        if not place and _current_folder_is_gone():
-            place = "the current folder has been removed: "
         sentence = (
             _problem_of_own_layers(parsed, error)
             or f"{place}{limit_reached(error) or error.strerror or error}"
@@ -181,12 +180,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     return code
 
 
-def _current_folder_is_gone() -> bool:
+def _check_current_folder() -> None:
+    """Refuse a current folder that is gone, before a library of torch ends the process for it."""
     try:
         os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
+    except FileNotFoundError as error:
+        raise PoseidonError(
+            "the current folder has been removed; change to one that exists"
+        ) from error
 
 
 def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str | None:

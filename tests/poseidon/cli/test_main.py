@@ -143,10 +143,9 @@ def test_a_current_folder_that_has_been_removed_is_one_sentence(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    monkeypatch.setattr(running_jobs, "run_ps", lambda _: os.getcwd())
     assert main(["ps"]) == 1
     said = capsys.readouterr().err
-    assert said == "poseidon ps: the current folder has been removed: No such file or directory\n"
+    assert said == "poseidon ps: the current folder has been removed; change to one that exists\n"
 
 
 def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
