@@ -141,10 +141,9 @@ class JobRecords(JobListener):
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._deliver, name="poseidon-sinks", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._deliver, name="poseidon-sinks", daemon=True)
+            thread.start()  # fails if the process may have no further thread
+            self._thread = thread
 
     def _put_means(self, *, everything: bool = False) -> None:
         """Pass on the means of what a script has logged, once they are due."""

@@ -280,6 +280,19 @@ def test_a_sink_that_is_stuck_delays_no_job(monkeypatch: pytest.MonkeyPatch) -> 
     assert 1 <= len(written) <= 4
 
 
+def test_a_thread_that_cannot_start_stays_the_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    listener = records(JsonLines(tmp_path / "metrics.jsonl"))
+    for act in (lambda: listener.on_event(WORKER, TRAINED), listener.close):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            act()
+
+
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     play(records(TensorBoard(tmp_path)))
