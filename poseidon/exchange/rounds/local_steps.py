@@ -135,14 +135,36 @@ class Fragment:
 
     Args:
         offset: it sends after iterations of this number, modulo the steps of a round.
+        is_awaited: whether a round ends with the new values, not while the next iteration runs.
     """
 
-    def __init__(self, indices: range, offset: int) -> None:
+    __slots__ = ("exact", "indices", "is_awaited", "offset", "sent_at", "steps")
+
+    def __init__(self, indices: range, offset: int, *, is_awaited: bool) -> None:
         self.indices = indices
         self.offset = offset
+        self.is_awaited = is_awaited
         self.steps = 0  # since the values were the anchors
         self.sent_at: int | None = None  # the iteration, while it travels
         self.exact = True  # whether what comes takes the place of the values
+
+
+class AnchoredTensor:
+    """The anchor of one tensor.
+
+    Args:
+        keeps: whether the process has one outer gradient of it, whose memory stays.
+    """
+
+    __slots__ = ("due", "fragment", "gradient", "value", "values_are_sent")
+
+    def __init__(self, anchor: Trained, fragment: Fragment, *, keeps: bool) -> None:
+        self.value = anchor.tensor
+        self.values_are_sent = anchor.statistics
+        self.fragment = fragment
+        self.due = False  # whether it has come, and the values are to be taken from it
+        kept = keeps and not anchor.statistics
+        self.gradient = torch.empty_like(anchor.tensor) if kept else None
 
 
 class RoundsCarrier(GradientCarrier):
@@ -189,24 +211,20 @@ class RoundsCarrier(GradientCarrier):
         self.indices = range(len(tensors))
         self._outer = outer
         self._options = options
-        self._anchors = anchors
-        self._outer_gradients = [
-            None if anchor.statistics or len(own) > 1 else torch.empty_like(anchor.tensor)
-            for anchor in anchors
-        ]
-        """Memory that stays, where the process has one outer gradient of each tensor."""
-        steps = options.local_steps
+        self._inner = InnerWorkers(tensors, settings, count=len(own))
+        steps, is_awaited = options.local_steps, self._inner.by_caller and not delayed
         parts = fragments_of([t.tensor.numel() for t in tensors], options.sync_fragments)
         self._fragments = [
-            Fragment(indices, (number + 1) * steps // len(parts) % steps)
-            for number, indices in enumerate(parts)
+            Fragment(indices, (n + 1) * steps // len(parts) % steps, is_awaited=is_awaited)
+            for n, indices in enumerate(parts)
         ]
-        self._fragment_of = [fragment for fragment in self._fragments for _ in fragment.indices]
-        self._due: set[int] = set()
+        of_each = (fragment for fragment in self._fragments for _ in fragment.indices)
+        self._tensors = [
+            AnchoredTensor(anchor, fragment, keeps=len(own) == 1)
+            for anchor, fragment in zip(anchors, of_each, strict=True)
+        ]
         self._started = False  # whether an iteration of the outer exchange has
         self._quorum = quorum
-        self._inner = InnerWorkers(tensors, settings, count=len(own))
-        self._arrives_at_once = self._inner.by_caller and not delayed
         self.iteration = settings.start_clock
         self._momentum: DelayedMomentum | None = None
         if delayed and reads_outer:
@@ -248,8 +266,8 @@ class RoundsCarrier(GradientCarrier):
         if self._quorum is not None:
             self._quorum.open()
         self._inner.open(inner, clock)
-        for index, anchor in enumerate(self._anchors):
-            anchor.tensor.copy_(self._inner.values(index)[0])
+        for index, own in enumerate(self._tensors):
+            own.value.copy_(self._inner.values(index)[0])
         self._outer.open(None if self._momentum else outer, clock)
         self._started = False
         self._take_anchors()
@@ -266,8 +284,8 @@ class RoundsCarrier(GradientCarrier):
         if not self._started:
             self._started = True
             self._outer.start(self._outer.finished, self._options.outer_lr)
-            if not self._options.streams:
-                self._due.update(self.indices)
+            for own in () if self._options.streams else self._tensors:
+                own.due = True
 
     def note_records(self, count: float) -> None:
         """See `Exchange.note_records`."""
@@ -278,16 +296,16 @@ class RoundsCarrier(GradientCarrier):
         self._inner.begin(index, gradient)
 
     def wait(self, index: int) -> None:
-        if index not in self._due:
+        own = self._tensors[index]
+        if not own.due:
             return
-        self._due.discard(index)
+        own.due = False
         self._outer.wait(index)
-        anchor = self._anchors[index].tensor
         for value in self._inner.values(index):
-            if self._fragment_of[index].exact:
-                value.copy_(anchor)
+            if own.fragment.exact:
+                value.copy_(own.value)
             else:
-                value.lerp_(anchor, 1 - self._options.sync_mix)
+                value.lerp_(own.value, 1 - self._options.sync_mix)
 
     def next_virtual_worker(self) -> None:
         """Begin the turn of the next virtual worker of this process, which has values of its own."""
@@ -322,9 +340,9 @@ class RoundsCarrier(GradientCarrier):
         self._ends.end_round(self.iteration, self._outer.finished, next_end=self._next_end())
         if not self._options.sync_delay:
             self._arrive(fragment)
-        if self._arrives_at_once and self._options.streams:
+        if fragment.is_awaited and self._options.streams:
             self._wait_all()
-        elif self._arrives_at_once:
+        elif fragment.is_awaited:
             self._outer.settle()
             self._take_anchors()
 
@@ -380,7 +398,7 @@ class RoundsCarrier(GradientCarrier):
         )
 
     def _wait_all(self) -> None:
-        for index in sorted(self._due):
+        for index in self.indices:
             self.wait(index)
 
     def _send(self, fragments: Sequence[Fragment]) -> None:
@@ -407,16 +425,14 @@ class RoundsCarrier(GradientCarrier):
         Args:
             worker: place of the virtual worker among this process's.
         """
-        anchor, value = self._anchors[index].tensor, self._inner.values(index)[worker]
-        if self._anchors[index].statistics:
+        own, value = self._tensors[index], self._inner.values(index)[worker]
+        if own.values_are_sent:
             if self._inner.count > 1:
                 return [(index, value.clone(memory_format=torch.contiguous_format))]
-            anchor.copy_(value)
-            return [(index, anchor)] if self._options.streams else []
-        gradient = self._outer_gradients[index]
-        if gradient is None:
-            gradient = torch.empty_like(anchor)
-        torch.sub(anchor, value, out=gradient)
+            own.value.copy_(value)
+            return [(index, own.value)] if self._options.streams else []
+        gradient = torch.empty_like(own.value) if own.gradient is None else own.gradient
+        torch.sub(own.value, value, out=gradient)
         if self._momentum is not None:
             self._momentum.add_to(gradient, index)
         return [(index, gradient)]
@@ -427,14 +443,16 @@ class RoundsCarrier(GradientCarrier):
         fragment.exact = fragment.steps == 0 or self._options.sync_mix == 0
         if fragment.exact:
             fragment.steps = 0
-        self._due.update(fragment.indices)
+        for index in fragment.indices:
+            self._tensors[index].due = True
 
     def _take_anchors(self) -> None:
         """Set the values to the anchors, which have come."""
-        self._due.clear()
         for fragment in self._fragments:
             fragment.steps, fragment.sent_at = 0, None
-        self._inner.set([anchor.tensor for anchor in self._anchors])
+        for own in self._tensors:
+            own.due = False
+        self._inner.set([own.value for own in self._tensors])
 
 
 class RoundsExchange(Exchange):

@@ -82,7 +82,7 @@ class LowRankTensors(LocalHistories, Placed):
         super().__init__(trained, replicated=True)
         self.indices = shared.indices
         self.table = table
-        own = self._own = tables.own
+        own = tables.own
         self.matrices = matrices_of(shared, self.of, own, tables.host_value(place))
         self._p, self._q = place, place + 1
         self._exact = {
@@ -97,7 +97,6 @@ class LowRankTensors(LocalHistories, Placed):
             }
             for side, held in enumerate(shared.held[:2])
         ]
-        self._workers = tables.store.placed.count
         self._scale = settings.gradient_scale
         self._tables = tables
         self._skipped: Sequence[int] = ()
@@ -118,7 +117,7 @@ class LowRankTensors(LocalHistories, Placed):
 
     def start(self, step: Step) -> None:
         self._step = step
-        self._turns = dict.fromkeys(self.indices, self._own.start)
+        self._turns = dict.fromkeys(self.indices, self._tables.own.start)
         """The virtual worker whose gradient comes next, by index."""
         self._sums: dict[int, TreeSum[Tensor]] = {}
         """The sums of the pushes of this iteration, by table."""
@@ -149,7 +148,7 @@ class LowRankTensors(LocalHistories, Placed):
         """Add what a virtual worker pushes to a table. Return the sum of a node once it is
         complete.
         """
-        tree = self._sums.setdefault(table, TreeSum(self._workers))
+        tree = self._sums.setdefault(table, TreeSum(self._tables.store.placed.count))
         total = tree.release(Node(worker, worker + 1), part, self._tables.nodes(table))
         return None if total is None else (table, total)
 
@@ -166,7 +165,7 @@ class LowRankTensors(LocalHistories, Placed):
         pushes = [
             self.take(index, torch.zeros_like(matrix.value))
             for index, matrix in self.matrices.items()
-            for _ in range(self._turns[index], self._own.stop)
+            for _ in range(self._turns[index], self._tables.own.stop)
         ]
         return [push for push in pushes if push is not None]
 
