@@ -38,6 +38,50 @@ LEAVE_S = 2.0
 """How long `close` tries to send while no message leaves."""
 
 
+class HostStream:
+    """The connection with one other worker."""
+
+    __slots__ = ("outbox", "socket", "unread")
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.socket = stream
+        self.outbox: deque[memoryview] = deque()
+        self.unread = bytearray()
+
+    def flush(self) -> bool:
+        """Send what the kernel takes; return whether that is all."""
+        outbox = self.outbox
+        while outbox:
+            try:
+                sent = self.socket.sendmsg(list(outbox)[:8])
+            except BlockingIOError:
+                return False
+            except OSError:
+                outbox.clear()  # what receives from it reports the loss
+                return True
+            while outbox and sent >= len(outbox[0]):
+                sent -= len(outbox.popleft())
+            if sent:
+                outbox[0] = outbox[0][sent:]
+        return True
+
+    def messages(self, data: bytes) -> list[Frames]:
+        """Return the messages that end in what has been read."""
+        unread, start = self.unread, 0
+        unread += data
+        found: list[Frames] = []
+        while len(unread) - start >= SIZES.size:
+            first, second = SIZES.unpack_from(unread, start)
+            at = start + SIZES.size
+            stop = at + first + second
+            if len(unread) < stop:
+                break
+            found.append([bytes(unread[at : at + first]), unread[at + first : stop]])
+            start = stop
+        del unread[:start]
+        return found
+
+
 class HostLinks:
     """The connections of one worker to all others of its host.
 
@@ -71,13 +115,11 @@ class HostLinks:
         self._network = network
         self._monitor = monitor
         self._receive = receive
-        self._streams: dict[int, socket.socket] = {}
-        self._outboxes: dict[int, deque[memoryview]] = {rank: deque() for rank in self.others}
-        self._unread: dict[int, bytearray] = {rank: bytearray() for rank in self.others}
+        self._streams: dict[int, HostStream] = {}
         self._selector = selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
-        self._waker.setblocking(False)
-        self._woken.setblocking(False)
+        self._wakers = socket.socketpair()
+        for end in self._wakers:
+            end.setblocking(False)
         self._thread = threading.Thread(
             target=self._run, name=f"host-links-{network.rank}", daemon=True
         )
@@ -155,7 +197,7 @@ class HostLinks:
                 f"a worker of this machine joined with local rank {rank}, of {self._network.size} "
                 "workers; all must be workers of one job"
             )
-        self._streams[rank] = stream
+        self._streams[rank] = HostStream(stream)
         self._network.interruption.on_interrupt(lambda _: _shut(stream))
 
     def _connect(self, other: int, deadline: float) -> socket.socket:
@@ -236,9 +278,9 @@ class HostLinks:
     def start(self) -> None:
         """Let messages move, once all have met."""
         for rank, stream in self._streams.items():
-            stream.setblocking(False)
-            self._selector.register(stream, selectors.EVENT_READ, rank)
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
+            stream.socket.setblocking(False)
+            self._selector.register(stream.socket, selectors.EVENT_READ, rank)
+        self._selector.register(self._wakers[1], selectors.EVENT_READ, None)
         self._thread.start()
 
     def send(self, ranks: Sequence[int], priority: int, frames: Sequence[Buffer]) -> None:
@@ -257,36 +299,18 @@ class HostLinks:
         views = [memoryview(frame).cast("B") for frame in frames]
         head = SIZES.pack(*(len(view) for view in views))
         for rank in ranks:
-            outbox = self._outboxes[rank]
-            is_first = not outbox
-            outbox += [memoryview(head), *(view for view in views if len(view))]
-            if is_first and not self._flush(rank):
+            stream = self._streams.get(rank)
+            if stream is None or rank in self.gone:
+                continue
+            is_first = not stream.outbox
+            stream.outbox += [memoryview(head), *(view for view in views if len(view))]
+            if is_first and not stream.flush():
                 self.wake()
-
-    def _flush(self, rank: int) -> bool:
-        """Send what the kernel takes; return whether that is all. Under the monitor."""
-        outbox, stream = self._outboxes[rank], self._streams.get(rank)
-        if stream is None or rank in self.gone:
-            outbox.clear()
-        while outbox:
-            assert stream is not None
-            try:
-                sent = stream.sendmsg(list(outbox)[:8])
-            except BlockingIOError:
-                return False
-            except OSError:
-                outbox.clear()  # what receives from it reports the loss
-                return True
-            while outbox and sent >= len(outbox[0]):
-                sent -= len(outbox.popleft())
-            if sent:
-                outbox[0] = outbox[0][sent:]
-        return True
 
     def wake(self) -> None:
         """Make the thread look at what is to be sent."""
         with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+            self._wakers[0].send(b"\0")
 
     def fail(self, error: ServerError) -> None:
         """Tell the others why this worker cannot continue, and make every call raise `error`."""
@@ -299,7 +323,7 @@ class HostLinks:
     def refuse(self, error: ServerError) -> None:
         """Tell those that are connected why there will be no exchange, in place of `start`."""
         for stream in self._streams.values():
-            _send_failure(stream, error)
+            _send_failure(stream.socket, error)
         self.close()
 
     def leave(self) -> None:
@@ -323,14 +347,14 @@ class HostLinks:
                 self._leaves = True
                 self._send(self.others, [*LEAVE_MESSAGE, b""])
             if self._monitor.interrupted:
-                for outbox in self._outboxes.values():
-                    outbox.clear()
+                for stream in self._streams.values():
+                    stream.outbox.clear()
             self._monitor.close()
         self.wake()
         if self._thread.ident is not None:
             self._thread.join()
-        for stream in (*self._streams.values(), self._waker, self._woken):
-            stream.close()
+        for end in (*(stream.socket for stream in self._streams.values()), *self._wakers):
+            end.close()
         self._selector.close()
 
     # The thread.
@@ -344,7 +368,7 @@ class HostLinks:
                 for key, events in self._selector.select(0.1 if self._monitor.closed else None):
                     if key.data is None:
                         with contextlib.suppress(BlockingIOError):
-                            self._woken.recv(READ_BYTES)
+                            self._wakers[1].recv(READ_BYTES)
                     elif events & selectors.EVENT_READ:
                         self._read(key.data)
                 self._write()
@@ -353,51 +377,40 @@ class HostLinks:
 
     def _may_end(self, give_up_s: float) -> bool:
         with self._monitor:
+            has_sent = not any(stream.outbox for stream in self._streams.values())
             if not self._monitor.closed:
-                return self._monitor.failure is not None and not any(self._outboxes.values())
-            return not any(self._outboxes.values()) or time.monotonic() > give_up_s
+                return self._monitor.failure is not None and has_sent
+            return has_sent or time.monotonic() > give_up_s
 
     def _write(self) -> None:
         """Send what waits, and look at those sockets that take no more."""
         with self._monitor:
-            for rank in self.others:
-                stream = self._streams[rank]
+            for rank, stream in self._streams.items():
                 if rank in self.gone:
                     continue
-                waits = not self._flush(rank)
+                waits = not stream.flush()
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
-                if self._selector.get_key(stream).events != events:
-                    self._selector.modify(stream, events, rank)
+                if self._selector.get_key(stream.socket).events != events:
+                    self._selector.modify(stream.socket, events, rank)
 
     def _read(self, rank: int) -> None:
-        stream, unread = self._streams[rank], self._unread[rank]
+        stream = self._streams[rank]
         try:
-            data = stream.recv(READ_BYTES)
+            data = stream.socket.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
-            self._selector.unregister(stream)
+            self._selector.unregister(stream.socket)
             with self._monitor:
                 self.gone.add(rank)
+                stream.outbox.clear()
                 self._monitor.notify()
                 if rank not in self.left and not self._monitor.closed:
                     raise PeerLost(f"{self._network.name(rank)}, on this machine, has gone")
             return
-        unread += data
-        start = 0
-        messages: list[Frames] = []
-        while len(unread) - start >= SIZES.size:
-            first, second = SIZES.unpack_from(unread, start)
-            stop = start + SIZES.size + first + second
-            if len(unread) < stop:
-                break
-            at = start + SIZES.size
-            messages.append([bytes(unread[at : at + first]), unread[at + first : stop]])
-            start = stop
-        del unread[:start]
-        if messages:
+        if messages := stream.messages(data):
             with self._monitor:
                 for frames in messages:
                     self._handle(rank, frames)

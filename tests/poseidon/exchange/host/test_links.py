@@ -121,7 +121,7 @@ def test_a_worker_that_ends_is_named_by_its_rank_in_the_job(address: str) -> Non
         end.meet()
         end.links.start()
         if rank == 1:
-            end.links._streams[0].shutdown(socket.SHUT_RDWR)
+            end.links._streams[0].socket.shutdown(socket.SHUT_RDWR)
             return
         with pytest.raises(PeerLost, match=r"^worker 5, on this machine, has gone$"):
             end.await_count(1)
