@@ -94,6 +94,116 @@ def join_message(rank: int, token: bytes) -> list[Buffer]:
     return [msgpack.packb([VERSION, "Join", rank, token])]
 
 
+class Outgoing:
+    """What one worker sends to all others.
+
+    Args:
+        network, monitor, link, on_sent: see `WorkerLinks`.
+
+    Attributes:
+        others: the ranks of the other workers, in the order in which messages for all are sent.
+        boxes: what is to be sent to each of them: heaps.
+        wire: makes the connections.
+        end: the connections, once made.
+        flushes: how many wait until all has left.
+        all_left: whether all messages are with the kernel.
+    """
+
+    end: TrackedTransport
+
+    def __init__(
+        self,
+        network: Network,
+        monitor: Monitor,
+        link: LinkPriority | None,
+        on_sent: Callable[[int, int, int], None] | None,
+    ) -> None:
+        self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
+        self.boxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
+        self.wire = network.wire or ZmqWire()
+        self._monitor = monitor
+        self._link = link
+        self._on_sent = on_sent
+        self._blocked: Retries[int] = Retries()
+        self._numbers = count()
+        self.flushes = 0
+        self.all_left = True
+
+    def put(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
+        """Queue a message for some others. Under the monitor, once there are connections."""
+        for rank in ranks:
+            message = QueuedMessage(priority, next(self._numbers), frames)
+            heapq.heappush(self.boxes[rank], message)
+
+    def send(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
+        """See `WorkerLinks`."""
+        self.put(ranks, priority, frames if self._link is None else [*frames, b""])
+        self.all_left = False
+        if self._link is not None:
+            self._link.take()
+
+    def free(self) -> None:
+        """Let others have the link. Under the monitor."""
+        if self._link is not None:
+            self._link.free()
+
+    def step(self, lost: Collection[int]) -> int:
+        """Send what the peers' queues take; return how many messages have not left this host.
+
+        Args:
+            lost: peers whose connections are lost.
+        """
+        for peer, (rank, box) in enumerate(self.boxes.items()):
+            if peer in lost:
+                box.clear()  # ZeroMQ would keep it for a peer that comes back
+            if not box and peer in self._blocked.peers:  # it was dropped
+                self._blocked.forget(peer)
+            self._send_to(peer, rank, box)
+        return self._count_unsent(lost)
+
+    def wait_s(self, unsent: int) -> float:
+        """Return the most seconds until the next step.
+
+        Args:
+            unsent: messages that have not left this host.
+        """
+        wait_s = min(POLL_S, self._blocked.wait_s(self.wire.now()))
+        is_awaited = self._monitor.closed or self._link is not None or self.flushes
+        return min(wait_s, LOOK_S) if unsent and is_awaited else wait_s
+
+    def _send_to(self, peer: int, rank: int, box: list[QueuedMessage]) -> None:
+        while box and not self._blocked.is_early(peer, self.wire.now()):
+            if self.end.blocks(peer):
+                self._blocked.add(peer, self.wire.now())
+                return
+            with self._monitor:  # `send` adds to it
+                waiting, began_ns = heapq.heappop(box), time.perf_counter_ns()
+            if not self.end.send(peer, waiting.frames):
+                with self._monitor:
+                    heapq.heappush(box, waiting)
+                self._blocked.add(peer, self.wire.now())
+                return
+            self._blocked.taken(peer, self.wire.now())
+            if self._on_sent is not None and FIRST < waiting.priority < LAST:
+                self._on_sent(waiting.priority, rank, began_ns)
+
+    def _count_unsent(self, lost: Collection[int]) -> int:
+        """Return how many messages have not left this host; free the link if all have."""
+        with self._monitor:  # `send` takes the link
+            unsent = sum(
+                len(box) + self.end.unsent(peer)
+                for peer, box in enumerate(self.boxes.values())
+                if peer not in lost
+            )
+            all_left = self._monitor.failure is not None or not unsent
+            if all_left and not self.all_left:
+                self.all_left = True
+                self._monitor.notify()
+            if all_left:
+                self.free()
+        return 0 if all_left else unsent
+
+
 class WorkerLinks:
     """The connections of one worker to all others.
 
@@ -122,25 +232,16 @@ class WorkerLinks:
         self.dropped = 0
         self.left: set[int] = set()
         """The workers that have left."""
+        self._network = network
         self._monitor = monitor
         self._deliver = receive
-        self._on_sent = on_sent
-        self._link = link or LinkPriority()
-        self._is_shared = link is not None
-        self._flushes = 0
-        self._network = network
-        self._wire = network.wire or ZmqWire()
-        self._listening = self._wire.listen(network.host, network.keys)
-        self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
+        self._out = Outgoing(network, monitor, link, on_sent)
+        self.others = self._out.others
         """The ranks of the other workers, in the order in which messages for all are sent."""
+        self._listening = self._out.wire.listen(network.host, network.keys)
         self._addresses: Sequence[str] = ()
-        self._outboxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
-        self._blocked: Retries[int] = Retries()
-        self._numbers = count()
-        self._sending: TrackedTransport | None = None
         self._ranks: dict[bytes, int] = {}
         self._lost_s: dict[int, float] = {}
-        self._all_left = True
         self._thread = threading.Thread(target=self._pump, name=name, daemon=True)
 
     @property
@@ -162,11 +263,9 @@ class WorkerLinks:
         keys = self._network.keys
         if keys is not None:
             keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self.others))
-        self._sending = self._wire.connect([addresses[rank] for rank in self.others], keys)
+        self._out.end = self._out.wire.connect([addresses[rank] for rank in self.others], keys)
         self._addresses = addresses
-        join = join_message(self._network.rank, self._network.token)
-        for rank in self.others:
-            self._queue(rank, FIRST, join)
+        self._out.put(self.others, FIRST, join_message(self._network.rank, self._network.token))
 
     def neighbours(self) -> list[int]:
         """Return the other workers on this machine, once connected: it asks the system for each."""
@@ -185,15 +284,7 @@ class WorkerLinks:
             frames: two.
         """
         self._monitor.check()
-        if self._is_shared:
-            frames = [*frames, b""]
-        for rank in ranks:
-            self._queue(rank, priority, frames)
-        self._all_left = False
-        self._link.take()
-
-    def _queue(self, rank: int, priority: int, frames: list[Buffer]) -> None:
-        heapq.heappush(self._outboxes[rank], QueuedMessage(priority, next(self._numbers), frames))
+        self._out.send(ranks, priority, frames)
 
     def wake(self) -> None:
         """Make the thread look at what is to be sent."""
@@ -207,21 +298,21 @@ class WorkerLinks:
             StalenessTimeout: they did not leave in time.
         """
         with self._monitor:
-            self._flushes += 1
+            self._out.flushes += 1
         self.wake()
         try:
             self._monitor.wait_for(
-                lambda: True if self._all_left else None, "messages have not left this host"
+                lambda: True if self._out.all_left else None, "messages have not left this host"
             )
         finally:
             with self._monitor:
-                self._flushes -= 1
+                self._out.flushes -= 1
 
     def fail(self, error: ServerError) -> None:
         """Make every waiting and later call raise `error`."""
         with self._monitor:
             self._monitor.fail(error)
-            self._link.free()
+            self._out.free()
 
     def close(self) -> None:
         """Send what is queued, and disconnect. After an interruption it drops what is queued.
@@ -238,11 +329,11 @@ class WorkerLinks:
         with self._monitor:
             if self._monitor.closed:
                 return False
-            for rank, outbox in self._outboxes.items():
-                if self._monitor.interrupted:
-                    outbox.clear()
-                else:
-                    self._queue(rank, LAST, LEAVE_MESSAGE)
+            if self._monitor.interrupted:
+                for box in self._out.boxes.values():
+                    box.clear()
+            else:
+                self._out.put(self.others, LAST, LEAVE_MESSAGE)
             self._monitor.close()
         self._listening.wake()
         return True
@@ -250,11 +341,11 @@ class WorkerLinks:
     def release(self) -> None:
         """Disconnect. No step is made after it."""
         drops = self._monitor.interrupted
-        if self._sending is not None:
-            self._sending.close(drops=drops)
+        if self._addresses:
+            self._out.end.close(drops=drops)
         self._listening.close(drops=drops)
         with self._monitor:
-            self._link.free()
+            self._out.free()
 
     def _pump(self) -> None:
         try:
@@ -272,66 +363,19 @@ class WorkerLinks:
         """Move messages until all has been sent after `leave`; yield before each wait for messages
         the most seconds that it lasts.
         """
-        assert self._sending is not None
-        now, give_up_s, unsent = self._wire.now, float("inf"), 0
+        now, give_up_s, unsent = self._out.wire.now, float("inf"), 0
         while True:
             closing = self._monitor.closed
-            gone = self._sending.lost
-            self._send(gone)
-            before, unsent = unsent, self._count_unsent(gone)
+            gone = self._out.end.lost
+            before, unsent = unsent, self._out.step(gone)
             self._check_losses(gone, now())
             if closing and (give_up_s == float("inf") or unsent < before):
                 give_up_s = now() + LINGER_S
             if closing and (not unsent or now() > give_up_s):
                 return
-            wait_s = min(POLL_S, self._blocked.wait_s(now()))
-            if unsent and (closing or self._is_shared or self._flushes):
-                wait_s = min(wait_s, LOOK_S)
+            wait_s = self._out.wait_s(unsent)
             yield wait_s
             self._receive(wait_s)
-
-    def _send(self, lost: Collection[int]) -> None:
-        """Send what the peers' queues take."""
-        for peer, (rank, outbox) in enumerate(self._outboxes.items()):
-            if peer in lost:
-                outbox.clear()  # ZeroMQ would keep it for a peer that comes back
-            if not outbox and peer in self._blocked.peers:  # it was dropped
-                self._blocked.forget(peer)
-            self._send_to(peer, rank, outbox)
-
-    def _send_to(self, peer: int, rank: int, outbox: list[QueuedMessage]) -> None:
-        assert self._sending is not None
-        while outbox and not self._blocked.is_early(peer, self._wire.now()):
-            if self._sending.blocks(peer):
-                self._blocked.add(peer, self._wire.now())
-                return
-            with self._monitor:  # `send` adds to it
-                waiting, began_ns = heapq.heappop(outbox), time.perf_counter_ns()
-            if not self._sending.send(peer, waiting.frames):
-                with self._monitor:
-                    heapq.heappush(outbox, waiting)
-                self._blocked.add(peer, self._wire.now())
-                return
-            self._blocked.taken(peer, self._wire.now())
-            if self._on_sent is not None and FIRST < waiting.priority < LAST:
-                self._on_sent(waiting.priority, rank, began_ns)
-
-    def _count_unsent(self, lost: Collection[int]) -> int:
-        """Return how many messages have not left this host; free the link if all have."""
-        assert self._sending is not None
-        with self._monitor:  # `send` takes the link
-            unsent = sum(
-                len(outbox) + self._sending.unsent(peer)
-                for peer, outbox in enumerate(self._outboxes.values())
-                if peer not in lost
-            )
-            all_left = self._monitor.failure is not None or not unsent
-            if all_left and not self._all_left:
-                self._all_left = True
-                self._monitor.notify()
-            if all_left:
-                self._link.free()
-        return 0 if all_left else unsent
 
     def _check_losses(self, lost: Collection[int], now: float) -> None:
         """Fail once the connections with a peer have ended without `Leave`.
@@ -339,7 +383,6 @@ class WorkerLinks:
         Raises:
             PeerLost: names the worker.
         """
-        assert self._sending is not None
         for peer in lost:
             rank = self.others[peer]
             if rank in self.left:
@@ -350,7 +393,7 @@ class WorkerLinks:
             if lost_s >= (LATE_S if all_stand else LEAVE_S):
                 raise PeerLost(
                     f"{self._network.name(self._network.rank)} lost "
-                    f"{self._sending.describe_loss(peer)} ({self._network.name(rank)})"
+                    f"{self._out.end.describe_loss(peer)} ({self._network.name(rank)})"
                 )
 
     def _receive(self, timeout_s: float) -> None:
@@ -382,7 +425,7 @@ class WorkerLinks:
             case [_, "Join", int(rank), bytes(token)]:
                 if not hmac.compare_digest(token, self._network.token):
                     raise RemoteProtocolError("a peer's token is not this job's")
-                if rank not in self._outboxes or rank in self._ranks.values():
+                if rank not in self.others or rank in self._ranks.values():
                     raise RemoteProtocolError(f"a peer joins as worker {rank}")
                 self._ranks[peer] = rank
                 self._listening.known(peer)

@@ -275,7 +275,7 @@ def factor_connection(messages: int, random: Random) -> Report:
             name = random.choice((peer(1), b"stranger %d" % random.randrange(1 << 60)))
             refused += _send_to_peers(peers, name, hostile.packet())
             if (number + 1) % half == 0:
-                memory.measure((peers.session, links._ranks, links.left, links._outboxes))
+                memory.measure((peers.session, links._ranks, links.left, links._out.boxes))
     finally:
         peers.links.close()
     return memory.report(2 * half, refused)

@@ -105,7 +105,7 @@ def stand_ins(
 
     def links_thread(target: Any, **_: object) -> _LoopThread:
         moved = target.__self__
-        wire = moved._wire
+        wire = moved._out.wire
         return _LoopThread(
             primitives, primitives.current, moved.steps, moved.fail, [wire.listening, wire.sending]
         )

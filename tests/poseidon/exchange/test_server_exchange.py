@@ -165,7 +165,7 @@ def test_at_staleness_0_pushes_wait_while_factors_leave(
         held.set()
         factors = exchange.carriers[1]
         assert isinstance(factors, FactorCarrier)
-        factors.peers.links._link.take()
+        factors.peers.links._out._link.take()
         exchange.start(0, 0.5)
         exchange.begin(1, torch.ones(2))
         exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
@@ -173,6 +173,6 @@ def test_at_staleness_0_pushes_wait_while_factors_leave(
         exchange.control.all_gather(b"")  # there and back: whatever could leave has left
         assert (client.statistics().tables[1].bytes_out > 0) == (staleness > 0)
         held.clear()
-        factors.peers.links._link.free()
+        factors.peers.links._out._link.free()
         exchange.settle()
         assert bias.tolist() == [-0.5, -0.5]

@@ -201,7 +201,7 @@ class _Worker:
             carrier.begin_factors(table, *self._factors(table, iteration))
             yield self._random.random() * 0.002
             carrier.release(table)
-        queued = max(map(len, carrier.peers.links._outboxes.values()))
+        queued = max(map(len, carrier.peers.links._out.boxes.values()))
         if queued > settings.tables * (2 * settings.staleness + 3):
             raise Violation(f"{queued} messages of worker {self._rank} wait to be sent")
 

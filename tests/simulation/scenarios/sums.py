@@ -239,7 +239,7 @@ class Worker:
     def _check_memory(self) -> None:
         buckets, workers = len(self._sums._layout), self._job.settings.workers
         most = 2 * buckets * (workers.count + self._job.settings.processes)
-        queued = max((len(each) for each in self._peers.links._outboxes.values()), default=0)
+        queued = max((len(each) for each in self._peers.links._out.boxes.values()), default=0)
         if max(queued, len(self._work)) > most:
             raise Violation(f"{queued} messages of worker {self._rank} wait to be sent")
 

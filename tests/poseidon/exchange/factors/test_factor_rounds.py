@@ -287,8 +287,7 @@ class Waiting:
     def __init__(self, worker: FactorPeers, link: LinkPriority) -> None:
         self.held, self.woken = threading.Event(), threading.Event()
         self.held.set()
-        assert worker.links._sending is not None
-        worker.links._sending.unsent = lambda peer: int(self.held.is_set())  # type: ignore[method-assign]
+        worker.links._out.end.unsent = lambda peer: int(self.held.is_set())  # type: ignore[method-assign]
         link.when_free(self.woken.set)
 
 
@@ -333,8 +332,8 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
         ear.close()
         worker.broadcast(0, small_pair(2))
         deadline = time.monotonic() + 20
-        while worker.links._outboxes[1] and time.monotonic() < deadline:
+        while worker.links._out.boxes[1] and time.monotonic() < deadline:
             worker.links._listening.wake()
-        assert not worker.links._outboxes[1], "the end of the connection was not seen"
+        assert not worker.links._out.boxes[1], "the end of the connection was not seen"
         assert [float(p.u[0, 0]) for p in next_round(worker)] == [0, 1]
         worker.monitor.check()
