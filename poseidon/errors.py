@@ -241,10 +241,13 @@ _MOST_LISTED = 8
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Return a clause such as `unknown layer type 'Convolutoin'; did you mean 'Convolution'?`."""
+    """Return a clause such as `unknown layer type 'Convolutoin'; did you mean 'Convolution'?`.
+
+    An empty name was not given: `missing policy; known: exp, fixed`.
+    """
     names = sorted(set(choices))
     near = nearest(name, names)
-    text = f"unknown {kind} '{name}'"
+    text = f"unknown {kind} '{name}'" if name else f"missing {kind}"
     if near:
         return f"{text}; did you mean '{near}'?"
     if names and len(names) <= _MOST_LISTED:

@@ -191,7 +191,7 @@ def test_sigmoid_does_not_overflow_late_or_early() -> None:
 RATE_MISTAKES = {
     "unknown": ("base_lr: 1 lr_policy: 'stepp'", "unknown policy 'stepp'; did you mean 'step'?"),
     "nothing near": ("base_lr: 1 lr_policy: 'zzz'", "known: exp, fixed, inv"),
-    "no policy": ("base_lr: 1", "unknown policy ''"),
+    "no policy": ("base_lr: 1", "missing policy; known: exp, fixed, "),
     "no stepsize": ("base_lr: 1 lr_policy: 'step' gamma: 1", "'step' needs stepsize"),
     "stepsize 0": (
         "base_lr: 1 lr_policy: 'step' gamma: 1 stepsize: 0",
