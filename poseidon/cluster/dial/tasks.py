@@ -155,7 +155,6 @@ class Rendezvous:
                 raise JobError(self._describe_missing(own, timeout_s))
             joins = [own, *(member.join for member in self._members.values())]
             hosts = hosts_of(joins)
-        self._transport.admit_no_more()
         agents = {own.rank: dial_here(_label(own), _CHILDREN)}
         self._own = agents[own.rank]
         alone = len(hosts) == self._size
@@ -212,6 +211,8 @@ class Rendezvous:
         """Run the server's thread; on any exception, end every wait of its owner."""
         try:
             while not (self._closing and self._farewells.empty()):
+                if len(self._members) == self._size - 1:
+                    self._transport.admit_no_more()
                 for name, frames in self._transport.receive(POLL_S):
                     self._take(name, frames)
                 for name, member in list(self._members.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import threading
@@ -204,6 +205,21 @@ def test_a_job_ends_as_soon_as_its_tasks_have_left(monkeypatch: pytest.MonkeyPat
     with gathered(2) as (found, guests, _):
         found.dismiss(0)
         assert guests[0].gone.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_thread_that_waits_for_messages_closes_the_port(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ's sockets and pollers fail when two threads use them, as under a flood."""
+    closing: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(
+        ZmqServerTransport,
+        "admit_no_more",
+        lambda _: closing.put(threading.current_thread().name),
+    )
+    with gathered(size):
+        assert closing.get(timeout=LIMIT_S) == "poseidon rendezvous"
 
 
 def test_an_error_sends_everybody_away_and_ends_their_processes() -> None:
