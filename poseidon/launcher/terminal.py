@@ -4,22 +4,12 @@ and the progress.
 Law: what a script's rank 0 writes to standard output goes to the launcher's, byte for byte, and
 nothing else does. On a terminal its output appears as it comes, so that a progress bar of a script
 moves.
-
-A terminal or a pipe that is written on a thread of its own: one that is paused (Ctrl-S), or whose
-reader reads nothing, does not hold the launcher.
-
-Law: text keeps its order. What a terminal cannot take is left out, with a line that says so; the
-writer of a pipe waits, unless it is in a hurry: the user has asked the job for something.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import select
-import stat
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -30,151 +20,9 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.flags.flag import ShownProgress
+from poseidon.launcher.outlet import Outlet, may_wait
 from poseidon.launcher.request import ShownLogs
-from poseidon.observe.metrics.progress import ProgressLine, ProgressMeter
-
-MOST_HELD = 1 << 20
-"""Bytes that wait to be written."""
-_LOOK_S = 0.1
-
-
-def may_wait(stream: TextIO) -> bool:
-    """Return whether writing to a stream may take any time: it is a terminal or a pipe."""
-    try:
-        mode = os.fstat(stream.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # closed, or of a notebook
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stream.isatty()
-
-
-class Outlet:
-    """The stream.
-
-    Args:
-        stream: see `may_wait`. Nobody else writes to it until `close`.
-        in_a_hurry: returns whether a writer of a pipe must not wait.
-    """
-
-    def __init__(self, stream: TextIO, in_a_hurry: Callable[[], bool]) -> None:
-        self._stream = stream
-        self._drops = stream.isatty()
-        self._in_a_hurry = in_a_hurry
-        self._changed = threading.Condition()
-        self._waiting = bytearray()
-        self._left_out = 0
-        self._is_writing = self._is_closed = self._is_given_up = False
-        self._error: OSError | None = None
-        self._thread: threading.Thread | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write text, soon.
-
-        Raises:
-            OSError: what was written before could not be.
-        """
-        encoding, errors = self._stream.encoding or "utf-8", self._stream.errors or "strict"
-        self.write_bytes(text.encode(encoding, errors))
-        return len(text)
-
-    def write_bytes(self, content: bytes) -> None:
-        """Write bytes; see `write`."""
-        with self._changed:
-            self._check()
-            if self._is_closed:
-                self._write_now(content)
-                return
-            while len(self._waiting) >= MOST_HELD and not self._drops and not self._in_a_hurry():
-                self._changed.wait(_LOOK_S)
-                self._check()
-            if len(self._waiting) >= MOST_HELD and self._drops:
-                self._left_out += content.count(b"\n")
-                return
-            self._note_what_is_left_out()
-            self._waiting += content
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="poseidon-outlet", daemon=True
-                )
-                self._thread.start()
-
-    def flush(self) -> None:
-        """Do nothing: the thread writes at once."""
-
-    def close(self) -> None:
-        """Wait until all is written; what follows is written at once. Ctrl-C ends the waiting: then
-        nothing follows. May be called twice.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        with self._changed:
-            if self._is_closed:
-                return
-            self._note_what_is_left_out()
-            try:
-                while (self._waiting or self._is_writing) and self._error is None:
-                    self._changed.wait(_LOOK_S)
-            except KeyboardInterrupt:
-                self._is_given_up = True
-                raise
-            finally:
-                self._is_closed = True
-                self._changed.notify_all()
-            self._check()
-
-    def _note_what_is_left_out(self) -> None:
-        if self._left_out:
-            lines, self._left_out = self._left_out, 0
-            note = (
-                f"... {lines:,} lines are left out: the terminal was paused; the logs have them\n"
-            )
-            self._waiting += note.encode()
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _write_now(self, content: bytes) -> None:
-        if not self._is_given_up:
-            _write(self._stream.fileno(), content)
-
-    def _run(self) -> None:
-        try:
-            self._stream.flush()
-            descriptor = self._stream.fileno()
-            while (content := self._next()) is not None:
-                _write(descriptor, content)
-        except (OSError, ValueError) as error:
-            with self._changed:
-                self._error = error if isinstance(error, OSError) else OSError(str(error))
-                self._changed.notify_all()
-
-    def _next(self) -> bytes | None:
-        with self._changed:
-            self._is_writing = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            if not self._waiting:
-                return None
-            content = bytes(self._waiting)
-            self._waiting.clear()
-            self._is_writing = True
-            return content
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    """Write all of it. Without the locks of a file object: a thread may wait here as Python ends."""
-    rest = memoryview(content)
-    while rest:
-        try:
-            rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # another program has made the terminal non-blocking
-            select.select([], [descriptor], [])
-
+from poseidon.observe.metrics.progress import JobProgress, ProgressLine, ProgressMeter
 
 MOST_REMEMBERED = 10_000
 MOST_SCORES = 8
@@ -185,6 +33,55 @@ _MAY_BE_GLOG = re.compile(r"[IWEF](\d{0,4}$|\d{4} )")
 def on_one_terminal() -> bool:
     """Return whether standard output and standard error of this process are a terminal."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
+class _Scores:
+    """The last loss, and the scores of the last test of each net."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, str] = {}
+        self._loss: float | None = None
+        self._iteration = 0
+        self._tested_at = 0
+
+    def take_progress(self, progress: JobProgress) -> None:
+        self._loss = progress.loss if progress.loss is not None else self._loss
+        self._iteration = progress.iteration
+
+    def take_test(self, event: Mapping[str, object]) -> None:
+        iteration, net, scores = (event.get(key) for key in ("iteration", "net", "scores"))
+        if isinstance(net, int) and isinstance(scores, list) and all(map(_is_score, scores)):
+            self._tested_at = iteration if isinstance(iteration, int) else 0
+            text = ", ".join(f"{name} = {value}" for name, value in scores[:MOST_SCORES])
+            more = f" and {len(scores) - MOST_SCORES} more" if len(scores) > MOST_SCORES else ""
+            self._last[net] = f"{text}{more} (test at iteration {iteration})"
+
+    def lines(self) -> list[str]:
+        loss = []
+        if self._loss is not None and not self._last:
+            loss = [f"training loss {self._loss:.4g}"]
+        elif self._loss is not None and self._iteration > self._tested_at:
+            loss = [f"training loss {self._loss:.4g} (at iteration {self._iteration})"]
+        several = len(self._last) > 1
+        return loss + [
+            (f"test net #{net}: " if several else "") + text
+            for net, text in sorted(self._last.items())
+        ]
+
+
+class _Interval:
+    """When the next line on the progress is due; never, if every 0 seconds."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._last_s = clock()
+
+    def is_due(self) -> bool:
+        """Return whether it is; the next one is then due an interval later."""
+        now_s = self._clock()
+        due = self._seconds > 0 and now_s - self._last_s >= self._seconds
+        self._last_s = now_s if due else self._last_s
+        return due
 
 
 class Terminal(JobListener):
@@ -226,12 +123,9 @@ class Terminal(JobListener):
         self._stderr = _LogLines()
         self._started = on_started
         self._printed: set[str] = set()
-        self._last_scores: dict[int, str] = {}
-        self._loss: float | None = None
-        self._iteration = 0
-        self._tested_at = 0
-        self._meter, self._clock = ProgressMeter(clock), clock
-        self._interval_s, self._printed_s = interval_s, clock()
+        self._scores = _Scores()
+        self._meter = ProgressMeter(clock)
+        self._interval = _Interval(interval_s, clock)
 
     def print(self, text: str) -> None:
         """Print a line of the launcher's own."""
@@ -244,22 +138,15 @@ class Terminal(JobListener):
         if not _is_first(name):
             return
         if event.get("event") == "tested":
-            self._keep_scores(event)
+            self._scores.take_test(event)
         if event.get("event") != "progress":
             return
         progress = self._meter.update(event)
         if progress is None:
             return
-        self._loss = progress.loss if progress.loss is not None else self._loss
-        self._iteration = progress.iteration
+        self._scores.take_progress(progress)
         self._line.update(progress)
-        now = self._clock()
-        if (
-            self._interval_s
-            and not self._line.on_terminal
-            and now - self._printed_s >= self._interval_s
-        ):
-            self._printed_s = now
+        if not self._line.on_terminal and self._interval.is_due():
             self._line.write(f"progress: {progress.summary()}")
 
     def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
@@ -307,24 +194,7 @@ class Terminal(JobListener):
         """Return the scores of the last test of each net, a line each; before them the last loss,
         if training has continued since.
         """
-        loss = []
-        if self._loss is not None and not self._last_scores:
-            loss = [f"training loss {self._loss:.4g}"]
-        elif self._loss is not None and self._iteration > self._tested_at:
-            loss = [f"training loss {self._loss:.4g} (at iteration {self._iteration})"]
-        several = len(self._last_scores) > 1
-        return loss + [
-            (f"test net #{net}: " if several else "") + text
-            for net, text in sorted(self._last_scores.items())
-        ]
-
-    def _keep_scores(self, event: Mapping[str, object]) -> None:
-        iteration, net, scores = (event.get(key) for key in ("iteration", "net", "scores"))
-        if isinstance(net, int) and isinstance(scores, list) and all(map(_is_score, scores)):
-            self._tested_at = iteration if isinstance(iteration, int) else 0
-            text = ", ".join(f"{name} = {value}" for name, value in scores[:MOST_SCORES])
-            more = f" and {len(scores) - MOST_SCORES} more" if len(scores) > MOST_SCORES else ""
-            self._last_scores[net] = f"{text}{more} (test at iteration {iteration})"
+        return self._scores.lines()
 
     def _is_new(self, line: str) -> bool:
         """Return whether the text, without its time and place, comes for the first time."""

@@ -18,8 +18,9 @@ from poseidon.base.text_files import LineAssembler
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.flags.flag import ShownProgress
+from poseidon.launcher.outlet import MOST_HELD, Outlet, may_wait
 from poseidon.launcher.request import ShownLogs
-from poseidon.launcher.terminal import MOST_HELD, Outlet, Terminal, may_wait, on_one_terminal
+from poseidon.launcher.terminal import Terminal, on_one_terminal
 
 LINE = "x" * 99 + "\n"
 Made = tuple[TextIO, Callable[[int], str]]
