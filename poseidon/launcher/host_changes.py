@@ -3,11 +3,6 @@ leave.
 
 Law: a change waits for the next start, which all workers reach at one memory snapshot. One host is
 prepared at a time, on a thread of its own; what fails there disturbs nobody.
-
-Hosts that are prepared beside a job that runs: when they are tried, and until when they wait.
-
-Law: a newcomer that fails, or is lost while it is prepared, disturbs nobody. Its processes are
-given to the next start only when all of them wait.
 """
 
 from __future__ import annotations
@@ -15,119 +10,32 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from poseidon.base.settings import read_settings
-from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.events import encode_command
-from poseidon.cluster.job_plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration, Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.cluster.machinefile import Host, is_loopback
-from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.launcher.job import Job
+from poseidon.launcher.newcomers import NewcomerListener, PreparedProcess, Returns
 from poseidon.launcher.processes import Start
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
-PREPARED_S = 180.0
-"""How long the processes of a host may take until they wait for the job."""
 _POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedProcess:
-    """A process that waits for the next start of the job."""
-
-    spec: ProcessSpec
-    process: RemoteProcess
-
-    @property
-    def works(self) -> bool:
-        """Whether it is a worker that still runs."""
-        return self.spec.name.role is Role.WORKER and self.process.poll() is None
-
-
-class NewcomerListener:
-    """The `Listener` of processes that are prepared, until all wait."""
-
-    def __init__(self) -> None:
-        self._heard: queue.Queue[tuple[ProcessName, str]] = queue.Queue()
-
-    def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """Note that a process waits. A shard listens at once, and is asked to pause."""
-        if event.get("event") in ("paused", "listening"):
-            self._heard.put((name, str(event["event"])))
-        if event.get("event") == "error":
-            message = str(event.get("message"))  # many begin with the worker that sends them
-            told = message if message.startswith(name.short) else f"{name.short}: {message}"
-            self._heard.put((name, told))
-
-    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        pass
-
-    def exited(self, name: ProcessName, status: int) -> None:
-        self._heard.put((name, f"{name.short} has ended while it was prepared"))
-
-    def until_all_wait(
-        self,
-        prepared: Sequence[PreparedProcess],
-        stopped: Callable[[], bool],
-        limit_s: float = PREPARED_S,
-    ) -> None:
-        """Return when all processes have paused.
-
-        Raises:
-            JobError: one has ended, has failed, or takes too long.
-        """
-        left = {one.spec.name: one.process for one in prepared}
-        until_s = time.monotonic() + limit_s
-        while left:
-            if stopped() or time.monotonic() > until_s:
-                names = ", ".join(name.short for name in left)
-                raise JobError(f"{names} did not wait for the job within {limit_s:g} s")
-            with suppress(queue.Empty):
-                name, what = self._heard.get(timeout=_POLL_S)
-                if what == "listening":
-                    left[name].send_line(encode_command("pause"))
-                elif what == "paused":
-                    left.pop(name, None)
-                elif name in left:
-                    raise JobError(what)
-
-
 @dataclass(slots=True)
-class Returns:
-    """The returns of one host that was lost; pure.
+class _Known:
+    """A host that the job has or has lost, or that has left it for good."""
 
-    Attributes:
-        taken_in: how often it was taken in again.
-        failures: attempts that failed, since it was lost.
-        due_s: when the next attempt is due, monotonic.
-        reported: the user knows that it is not tried any more.
-    """
-
-    taken_in: int = 0
-    failures: int = 0
-    due_s: float = 0.0
-    reported: bool = False
-
-    def fail(self, now_s: float) -> None:
-        """Note an attempt that has failed: the next one comes later each time."""
-        self.due_s = now_s + min(FIRST_PAUSE_S * 2.0**self.failures, LONGEST_PAUSE_S)
-        self.failures += 1
-
-    def succeed(self) -> None:
-        """Note that the host is taken in again."""
-        self.taken_in += 1
-        self.failures = 0
+    host: Host
+    returns: Returns = field(default_factory=Returns)
+    has_left: bool = False
 
 
 class HostChanges(JobListener):
@@ -144,8 +52,7 @@ class HostChanges(JobListener):
         self._registration = registration
         self._requests = requests
         self._report = report
-        self._hosts = {host.id: host for host in job.site.hosts}
-        self._next_id = max(self._hosts, default=-1) + 1
+        self._hosts = {host.id: _Known(host) for host in job.site.hosts}
         self._running = False
         self._takes_snapshots = job.takes_snapshots
         self._closed = threading.Event()
@@ -155,14 +62,12 @@ class HostChanges(JobListener):
         self.leaving: frozenset[int] = frozenset()
         """The ids of the hosts that the next start does without."""
         self._lock = threading.Lock()
-        self._returns: defaultdict[int, Returns] = defaultdict(Returns)
         self._commands = RequestFiles(Registry(read_settings().state_folder).folder, job.id)
-        self._thread = threading.Thread(target=self._run, name="poseidon hosts", daemon=True)
 
     def start(self) -> None:
         """Begin to take hosts in, and requests."""
         self._job.site.let_leave = self._asked_to_end
-        self._thread.start()
+        threading.Thread(target=self._run, name="poseidon hosts", daemon=True).start()
 
     def on_started(self) -> None:
         self._running = True
@@ -189,7 +94,8 @@ class HostChanges(JobListener):
         with self._lock:
             self.leaving -= without
         for number in without:
-            self._hosts.pop(number, None)
+            if number in self._hosts:
+                self._hosts[number].has_left = True
             self._registration.left(number)
         self._job.site.release(without)
 
@@ -313,7 +219,7 @@ class HostChanges(JobListener):
             raise JobError(
                 "a scheduler or Ray chooses the hosts of this job, so no other host can join"
             )
-        present = [host.address for host in list(self._hosts.values())]
+        present = [known.host.address for known in self._remaining()]
         if not site.opens_files_here and address in present:
             raise JobError(f"{address:.80} is already a host of the job")
         if site.opens_files_here != is_loopback(address):
@@ -324,7 +230,7 @@ class HostChanges(JobListener):
                 f"the job has {counted(job.virtual_workers.count, 'virtual worker')}, too few for "
                 f"{workers} workers; start a job that hosts may join with --virtual_workers"
             )
-        host = Host(id=self._next_id, address=address, port=0)
+        host = Host(id=max(self._hosts, default=-1) + 1, address=address, port=0)
         self._registration.joins(host)
         try:
             host = self._reach(host)
@@ -335,7 +241,6 @@ class HostChanges(JobListener):
             self._registration.left(host.id)
             site.release([host.id])
             raise JobError(f"{address:.80} cannot take part: {error}") from error
-        self._next_id += 1
         return host
 
     def _reach(self, host: Host) -> Host:
@@ -354,43 +259,44 @@ class HostChanges(JobListener):
         Args:
             now_s: monotonic.
         """
-        for host in self._missing():
-            returns = self._returns[host.id]
-            if returns.taken_in >= self._job.request.max_rejoins:
-                self._leave_out(host, returns)
-            elif returns.due_s <= now_s:
-                self._try(host, returns, now_s)
+        for known in self._missing():
+            if known.returns.taken_in >= self._job.request.max_rejoins:
+                self._leave_out(known)
+            elif known.returns.due_s <= now_s:
+                self._try(known, now_s)
                 return
 
-    def _missing(self) -> Sequence[Host]:
+    def _remaining(self) -> list[_Known]:
+        return [known for known in list(self._hosts.values()) if not known.has_left]
+
+    def _missing(self) -> Sequence[_Known]:
         """Return the hosts that the job should have and that the start that runs has not."""
         job = self._job
         if not (job.elastic and job.site.takes_back):
             return ()
         present = {host.id for host in job.site.hosts}
-        missing = [host for host in list(self._hosts.values()) if host.id not in present]
-        return [host for host in missing if not job.site.is_killed(host)]
+        missing = [known for known in self._remaining() if known.host.id not in present]
+        return [known for known in missing if not job.site.is_killed(known.host)]
 
-    def _try(self, host: Host, returns: Returns, now_s: float) -> None:
+    def _try(self, known: _Known, now_s: float) -> None:
         try:
-            host = self._reach(host)
-            self._hosts[host.id] = host  # with its address now
+            known.host = host = self._reach(known.host)  # with its address now
             prepared = self._prepare(host)
         except PoseidonError as error:
-            if not returns.failures and not self._closed.is_set():
-                self._report(f"{named([host])} is not back: {error}")
-            returns.fail(now_s)
+            if not known.returns.failures and not self._closed.is_set():
+                self._report(f"{named([known.host])} is not back: {error}")
+            known.returns.fail(now_s)
             return
-        returns.succeed()
+        known.returns.succeed()
         self._take_in(host, prepared)
 
-    def _leave_out(self, host: Host, returns: Returns) -> None:
+    def _leave_out(self, known: _Known) -> None:
         most = self._job.request.max_rejoins
-        if not returns.reported:
-            returns.reported = True
+        if not known.returns.reported:
+            known.returns.reported = True
             self._report(
-                f"{named([host])} was lost more often than --elastic=max_rejoins={most} allows; "
-                "the job continues without it"
+                f"{named([known.host])} was lost more often than --elastic=max_rejoins={most} "
+                "allows; the job continues without it"
             )
 
     def _prepare(self, host: Host) -> list[PreparedProcess]:
@@ -414,7 +320,7 @@ class HostChanges(JobListener):
 
     def _take_in(self, host: Host, prepared: Sequence[PreparedProcess]) -> None:
         """Let the job regroup with a host: all of these processes wait."""
-        self._hosts[host.id] = host
+        self._hosts.setdefault(host.id, _Known(host))
         self._arrived.put((host, prepared))
         self._requests.regroup()
 

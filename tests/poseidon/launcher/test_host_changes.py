@@ -21,7 +21,8 @@ from poseidon.cluster.python_command import LauncherEnvironment
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
 from poseidon.errors import JobError
-from poseidon.launcher.host_changes import HostChanges, NewcomerListener, PreparedProcess, Returns
+from poseidon.launcher.host_changes import HostChanges
+from poseidon.launcher.newcomers import NewcomerListener, PreparedProcess, Returns
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import Site
 from tests.support.fake_job import FakeJob

@@ -51,7 +51,7 @@ from poseidon.cluster.supervision.state import JobResult, Outcome, SignalEffect,
 from poseidon.engine.snapshot_files import SUFFIX
 from poseidon.errors import JobError
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions
-from poseidon.launcher import host_changes, processes, runner
+from poseidon.launcher import host_changes, newcomers, processes, runner
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.listeners import Listeners
@@ -502,7 +502,9 @@ def _installed(course: Course) -> Iterator[None]:
     primitives = course.primitives
     places: Sequence[tuple[Any, str, object]] = (
         (host_changes, "queue", primitives.queue),
-        (host_changes, "time", primitives.time),
+        (newcomers, "queue", primitives.queue),
+        (newcomers, "time", primitives.time),
+        (newcomers, "_POLL_S", POLL_S),
         (host_changes, "threading", primitives.threading),
         (host_changes, "time", primitives.time),
         (host_changes, "_POLL_S", POLL_S),
