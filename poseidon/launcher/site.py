@@ -245,13 +245,13 @@ class Site:
         """
         agent = self._agents[host.id]
         sharing = sum(each.works and self._agents[each.id] is agent for each in self.hosts)
-        return self._dialer.cores(host, max(1, agent.cores // max(1, sharing)))
+        return self._dialer.cores(host, max(1, agent.welcome.cores // max(1, sharing)))
 
     def socket_folder(self, host: Host) -> str:
         """Return a folder for the sockets among a host's workers, which make it; only this user can
         enter it.
         """
-        return f"{self._agents[host.id].scratch}/sockets_{host.id}_{self._starts}"
+        return f"{self._agents[host.id].welcome.scratch}/sockets_{host.id}_{self._starts}"
 
     def sent_path(self, host: Host, path: Path) -> str:
         """Return where a host has a file of the launcher: where it was sent, else as `path`."""
@@ -411,7 +411,7 @@ class Site:
     def _send_to(self, host: Host, sets: Sequence[Sequence[SentFile]]) -> None:
         """Send files to a host, into a folder of this start, which its agent removes."""
         agent = self._agents[host.id]
-        scratch = PurePosixPath(agent.scratch) / f"client_{host.id}_{self._starts}"
+        scratch = PurePosixPath(agent.welcome.scratch) / f"client_{host.id}_{self._starts}"
         files = [
             replace(file, remote=str(scratch / str(number) / file.local.name))
             for number, group in enumerate(sets)

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from poseidon.cluster.agent import remote, remote_process
+from poseidon.cluster.agent import questions, remote, remote_process
 from poseidon.cluster.agent.messages import Heartbeat
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.supervision import loop
@@ -107,7 +107,7 @@ class Primitives:
             for module, names in places:
                 for name in names:
                     stack.enter_context(patch.object(module, name, getattr(self, name)))
-            for module in (remote, remote_process, loop):
+            for module in (remote, remote_process, questions, loop):
                 stack.enter_context(patch.object(module, "threading", self.launcher_threading))
             stack.enter_context(patch.object(site, "for_each_host", _one_after_the_other))
             stack.enter_context(patch.object(site, "close_agents", _close_all))
@@ -138,6 +138,9 @@ class _Event:
 
     def set(self) -> None:
         self._set = self._process.changed = True
+
+    def clear(self) -> None:
+        self._set = False
 
     def is_set(self) -> bool:
         return self._set

@@ -8,19 +8,23 @@ process itself was running.
 
 from __future__ import annotations
 
-import itertools
+import math
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.messages import REPORTS, REQUESTS, PeerSilence, WireError
+from poseidon.cluster.agent.questions import ANSWER_S, Loss, Question, Recipients, in_order
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.jobs.registry import JobRecord
@@ -30,12 +34,10 @@ from poseidon.version import __version__
 from ps_server.json_fields import fields_of, value_of
 
 HEARTBEAT_S = 2.0
-ANSWER_S = 60.0
 MAX_QUEUED = 1000
 MOST_SHOWN = 300
 PART_BYTES = 1 << 16
 """The size of a part of a file: on a slow link it must not look like silence."""
-PARTS_UNDER_WAY = 16
 _A = TypeVar("_A")
 # Each host knows its own paths to Python's modules.
 _NOT_SENT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})
@@ -61,17 +63,49 @@ class AgentTimeouts:
     grace_s: float = 5.0
 
 
-class _Question:
-    """A request that waits for its answer."""
+class _Hearing:
+    """When an agent was heard, and since when it cannot be sent to."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.done = threading.Event()
-        self.report: m.Answer | m.Content | m.Refused | None = None
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+        """Set by each report, and by the loss."""
+        self.limit_s = math.inf
+        """Of silence."""
+        self.broken = ""
+        """Why nothing can be sent to it; empty: it can."""
+        self._silence = _new_silence()
+        self._since_broken: PeerSilence | None = None
+        self._in_listener = False
 
-    def answer(self, report: m.Answer | m.Content | m.Refused) -> None:
-        self.report = report
-        self.done.set()
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Enter while a report is taken: the listener may take long."""
+        self._in_listener = True
+        try:
+            yield
+        finally:
+            self._silence.heard_s = time.monotonic()
+            self._in_listener = False
+            self.heard.set()
+
+    def break_off(self, error: OSError) -> None:
+        """Note that sending has failed. What has come before is taken first: it may say why."""
+        self.broken = f"the connection to it broke ({str(error) or type(error).__name__})"
+        self._since_broken = _new_silence()
+
+    def why_lost(self) -> str:
+        """Return why the agent counts as lost by now; empty: it does not."""
+        if self._in_listener:
+            return ""
+        now_s = time.monotonic()
+        if self._since_broken is not None:
+            return self.broken if self._since_broken.look(now_s) > HEARTBEAT_S else ""
+        is_silent = self._silence.look(now_s) > self.limit_s
+        return self.broken or (f"it has sent nothing for {self.limit_s:g} s" if is_silent else "")
+
+
+def _new_silence() -> PeerSilence:
+    return PeerSilence(HEARTBEAT_S / 2, time.monotonic())
 
 
 class RemoteAgent:
@@ -99,47 +133,38 @@ class RemoteAgent:
         """Lets the host leave the job that runs; returns False if it cannot. Its owner sets it."""
         self._timeouts = timeouts or AgentTimeouts()
         self._on_signal = on_signal
-        self._lock = threading.Lock()
-        self._ids = itertools.count(1)
-        self._processes: dict[int, RemoteProcess] = {}
-        self._questions: dict[int, _Question] = {}
+        self._recipients = Recipients()
         self._requests: queue.Queue[m.Request] = queue.Queue(MAX_QUEUED)
-        self._welcomed = threading.Event()
+        self._hello = threading.Event()
+        """Answered, or the agent is lost."""
+        self.welcome = m.AgentWelcome(cores=1, scratch="")
+        """What is known of the host, once connected."""
+        self._hearing = _Hearing()
         self._closed = threading.Event()
-        self._heard = threading.Condition()
-        self.lost: str | None = None
-        """Why the agent is lost; None while it is not."""
-        self.killed_by_user = False
-        """Whether it is lost because the user has killed the job there."""
-        self.refused = False
-        """Whether the agent has said itself why it cannot serve."""
-        self._broken = ""
-        """Why nothing can be sent to it."""
-        self._since_broken: PeerSilence | None = None
-        self._welcome: m.AgentWelcome | None = None
-        self._silence = PeerSilence(HEARTBEAT_S / 2, time.monotonic())
-        self._in_listener = False
         self._threads = [
             self._thread("receive", self._receive),
             self._thread("send", self._send),
         ]
 
     @property
+    def lost(self) -> Loss | None:
+        """Why the agent is lost; None while it is not."""
+        return self._recipients.loss
+
+    @property
+    def killed_by_user(self) -> bool:
+        """Whether it is lost because the user has killed the job there."""
+        return self.lost is not None and self.lost.killed_by_user
+
+    @property
+    def refused(self) -> bool:
+        """Whether the agent has said itself why it cannot serve."""
+        return self.lost is not None and self.lost.refused
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed.is_set()
-
-    @property
-    def scratch(self) -> str:
-        """A folder there that only this user can enter, until the agent exits; known once
-        connected.
-        """
-        return self._welcome.scratch if self._welcome is not None else ""
-
-    @property
-    def cores(self) -> int:
-        """CPUs that processes there may use; known once connected."""
-        return max(1, self._welcome.cores) if self._welcome is not None else 1
 
     def connect(self) -> None:
         """Send `AgentHello` and wait for the agent's answer.
@@ -158,7 +183,7 @@ class RemoteAgent:
                 grace_s=timeouts.grace_s,
             )
         )
-        if not self._welcomed.wait(timeouts.hello_s) and self.lost is None:
+        if not self._hello.wait(timeouts.hello_s):
             self._lose(f"its agent did not answer within {timeouts.hello_s:g} s")
         if self.lost is not None:
             raise JobError(f"{self.label}: {self.lost}")
@@ -179,15 +204,13 @@ class RemoteAgent:
 
     def begin_start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
         """Ask for the start of a process; see `run_job`."""
-        with self._lock:
-            process = RemoteProcess(spec.name, next(self._ids), self.label, listener, self._request)
-            self._processes[process.id] = process
+        process = self._recipients.add(
+            lambda number: RemoteProcess(spec.name, number, self.label, listener, self._request)
+        )
         program, *arguments = spec.argv
         argv = (m.OWN_INTERPRETER if program == sys.executable else program, *arguments)
         sent = replace(spec, argv=argv, environment=_sent(spec.environment))
         self._request(m.StartProcess(id=process.id, spec=sent))
-        if self.lost is not None:  # it was added after the loss was reported
-            process.lose(self.lost, killed_by_user=self.killed_by_user)
         return process
 
     def import_ahead(
@@ -200,10 +223,8 @@ class RemoteAgent:
             environment: of these processes, as `ProcessSpec` has it.
             imports: the modules.
         """
-        question = self._question()
         request = {"environment": _sent(environment), "imports": list(imports)}
-        self._request(m.Ask(id=question.number, service=m.Service.TEMPLATE, request=request))
-        return question.done
+        return self._begin(partial(m.Ask, service=m.Service.TEMPLATE, request=request)).done
 
     def ask(
         self, service: m.Service, request: Mapping[str, object], timeout_s: float = ANSWER_S
@@ -213,9 +234,8 @@ class RemoteAgent:
         Raises:
             JobError: it has no answer, does not answer in time, or the agent is lost.
         """
-        question = self._question()
-        self._request(m.Ask(id=question.number, service=service, request=request))
-        answer: m.Answer = self._answer(question, timeout_s)
+        question = self._begin(partial(m.Ask, service=service, request=request))
+        answer: m.Answer = question.answer(timeout_s)
         return answer.answer
 
     def ask_for(
@@ -257,29 +277,21 @@ class RemoteAgent:
             OSError: the file cannot be read.
             JobError: it cannot be written there, or the agent is lost.
         """
-        under_way: list[tuple[_Question, int]] = []
+        sizes: deque[int] = deque()
 
-        def arrive() -> None:
-            question, size = under_way.pop(0)
-            self._answer(question, ANSWER_S)
-            sent(size)
-
-        try:
+        def parts() -> Iterator[Question]:
+            offset = begin
             with local.open("rb") as source:
-                source.seek(begin)
-                while (part := source.read(PART_BYTES)) or begin == 0:
-                    question = self._question()
-                    self._request(m.Put(id=question.number, path=path, offset=begin, content=part))
-                    under_way.append((question, len(part)))
+                source.seek(offset)
+                while (part := source.read(PART_BYTES)) or offset == 0:
+                    sizes.append(len(part))
+                    yield self._begin(partial(m.Put, path=path, offset=offset, content=part))
                     if not part:
-                        break
-                    begin += len(part)
-                    if len(under_way) >= PARTS_UNDER_WAY:
-                        arrive()
-            while under_way:
-                arrive()
-        finally:
-            self._forget(question for question, _ in under_way)
+                        return
+                    offset += len(part)
+
+        for _ in in_order(parts()):
+            sent(sizes.popleft())
 
     def read_file(
         self, path: str, write: Callable[[bytes], object], *, limit: int = 1 << 62
@@ -294,52 +306,31 @@ class RemoteAgent:
         Raises:
             JobError: it cannot be read there, is larger, changed meanwhile, or the agent is lost.
         """
-        under_way: list[_Question] = []
-        asked = read = 0
-        size = 1  # known with the first part
-        try:
-            while read < size:
-                while asked < size and len(under_way) < (PARTS_UNDER_WAY if asked else 1):
-                    question = self._question()
-                    number = question.number
-                    self._request(m.ReadFile(id=number, path=path, offset=asked, size=PART_BYTES))
-                    under_way.append(question)
-                    asked += PART_BYTES
-                part = self._answer(under_way.pop(0), ANSWER_S)
-                size = part.size
-                if size > limit:
-                    raise JobError(
-                        f"{self.label}: {path} has {size} bytes; expected at most {limit}"
-                    )
-                if len(part.content) != min(PART_BYTES, size - read):
-                    raise JobError(f"{self.label}: {path} changed while it was copied")
-                write(part.content)
-                read += len(part.content)
-        finally:
-            self._forget(under_way)
+
+        def ask(offset: int) -> Question:
+            return self._begin(partial(m.ReadFile, path=path, offset=offset, size=PART_BYTES))
+
+        first, read = ask(0).answer(), 0
+        size: int = first.size
+        if size > limit:
+            raise JobError(f"{self.label}: {path} has {size} bytes; expected at most {limit}")
+        for part in chain([first], in_order(map(ask, range(PART_BYTES, size, PART_BYTES)))):
+            if part.size != size or len(part.content) != min(PART_BYTES, size - read):
+                raise JobError(f"{self.label}: {path} changed while it was copied")
+            write(part.content)
+            read += len(part.content)
         return size
 
     def is_heard(self, timeout_s: float) -> bool:
         """Wait for a further report of the agent; return False if none comes in time."""
-        with self._heard:
-            before = self._silence.heard_s
-            return (
-                self._heard.wait_for(
-                    lambda: self._silence.heard_s != before or self.lost is not None, timeout_s
-                )
-                and self.lost is None
-            )
+        self._hearing.heard.clear()
+        return self.lost is None and self._hearing.heard.wait(timeout_s) and self.lost is None
 
     def end_all(self) -> None:
         """Have the agent end its processes and forget the job; it stays for a later job."""
-        if self.lost is not None or self._closed.is_set():
-            return
-        question = self._question()
-        self._request(m.EndAll(id=question.number))
-        with suppress(JobError):  # a lost agent ends them by itself
-            self._answer(question, self._timeouts.grace_s + ANSWER_S)
-        with self._lock:
-            self._processes.clear()
+        if not self._closed.is_set():
+            with suppress(JobError):  # a lost agent ends them by itself
+                self._begin(m.EndAll).answer(self._timeouts.grace_s + ANSWER_S)
 
     def dismiss(self) -> None:
         """Have the agent end what still runs there and exit; return at once."""
@@ -362,28 +353,11 @@ class RemoteAgent:
             if thread.ident is not None:
                 thread.join(HEARTBEAT_S)
 
-    def _question(self) -> _Question:
-        with self._lock:
-            question = _Question(next(self._ids))
-            self._questions[question.number] = question
-        if self.lost is not None:
-            question.answer(m.Refused(id=question.number, message=self.lost))
+    def _begin(self, make: Callable[..., m.Request]) -> Question:
+        """Ask a question; `make` takes its id."""
+        question = self._recipients.add(lambda number: Question(number, self.label))
+        self._request(make(id=question.id))
         return question
-
-    def _forget(self, questions: Iterable[_Question]) -> None:
-        with self._lock:
-            for question in questions:
-                self._questions.pop(question.number, None)
-
-    def _answer(self, question: _Question, timeout_s: float) -> Any:
-        answered = question.done.wait(timeout_s)
-        self._forget([question])
-        report = question.report
-        if not answered or report is None:
-            raise JobError(f"{self.label}: no answer within {timeout_s:g} s")
-        if isinstance(report, m.Refused):
-            raise JobError(f"{self.label}: {printable(report.message)}")
-        return report
 
     def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
@@ -411,30 +385,18 @@ class RemoteAgent:
 
     def _send_one(self, request: m.Request) -> bool:
         """Send a request, and look for silence; return whether others may follow."""
-        if not self._broken:
+        if not self._hearing.broken:
             try:
                 self._channel.send(REQUESTS.encode(request))
             except OSError as error:
-                self._broken = f"the connection to it broke ({str(error) or type(error).__name__})"
-                self._since_broken = PeerSilence(HEARTBEAT_S / 2, time.monotonic())
+                self._hearing.break_off(error)
         if isinstance(request, m.Shutdown):
-            if self._broken:
-                self._lose(self._broken)
+            if self._hearing.broken:
+                self._lose(self._hearing.broken)
             return False
-        if not self._in_listener and (why := self._why_lost()):
+        if why := self._hearing.why_lost():
             self._lose(why)
         return True
-
-    def _why_lost(self) -> str:
-        """Return why the agent counts as lost by now; empty: it does not."""
-        now_s = time.monotonic()
-        if self._since_broken is not None:  # what it has sent before is taken first: it may say why
-            return self._broken if self._since_broken.look(now_s) > HEARTBEAT_S else ""
-        if self._broken:
-            return self._broken
-        limit_s = self._timeouts.silence_s
-        is_silent = self._silence.look(now_s) > limit_s and self._welcomed.is_set()
-        return f"it has sent nothing for {limit_s:g} s" if is_silent else ""
 
     def _receive(self) -> None:
         while self._receive_one():
@@ -448,40 +410,29 @@ class RemoteAgent:
             self._lose(str(error))
             return False
         if encoded is None:
-            self._lose(self._broken or "the connection to it has ended")
+            self._lose(self._hearing.broken or "the connection to it has ended")
             return False
-        self._in_listener = True
         try:
-            self._take(REPORTS.decode(encoded))
-            return self.lost is None  # otherwise `_take` has closed the channel
+            with self._hearing.taking():
+                self._take(REPORTS.decode(encoded))
         except WireError as error:
             self._lose(f"what answers there is not an agent of this job ({error})")
-            return False
-        finally:
-            with self._heard:
-                self._silence.heard_s = time.monotonic()
-                self._in_listener = False
-                self._heard.notify_all()
+        return self.lost is None  # otherwise `_lose` has closed the channel
 
     def _take(self, report: m.Report) -> None:
         if isinstance(report, m.AgentWelcome):
-            self._welcome = report
-            self._welcomed.set()
-        elif isinstance(report, m.Refused) and report.id == m.AGENT_ITSELF:
-            self.refused = True
-            self._lose(printable(report.message))
+            self.welcome, self._hearing.limit_s = report, self._timeouts.silence_s
+            self._hello.set()
         elif isinstance(report, m.KilledByUser):
             self._lose("the job was killed there", killed_by_user=True)
-        elif isinstance(report, m.Exited) and report.id == m.AGENT_ITSELF:
-            self._lose("its agent has ended")
         elif isinstance(report, m.Signaled):
             self._signaled(report.signal)
-        elif isinstance(report, m.Answer | m.Content | m.Refused) and report.id in self._questions:
-            self._questions[report.id].answer(report)
-        elif isinstance(report, m.Started | m.Refused | m.EventReport | m.OutputReport | m.Exited):
-            process = self._processes.get(report.id)
-            if process is not None:
-                process.take(report)
+        elif isinstance(report, m.Refused) and report.id == m.AGENT_ITSELF:
+            self._lose(printable(report.message), refused=True)
+        elif isinstance(report, m.Exited) and report.id == m.AGENT_ITSELF:
+            self._lose("its agent has ended")
+        elif not isinstance(report, m.Join | m.Heartbeat):
+            self._recipients.take(report.id, report)
 
     def _signaled(self, name: str) -> None:
         if self._on_signal is not None:
@@ -489,24 +440,18 @@ class RemoteAgent:
         elif not self.leave():
             # `_send` finds it lost, after all has been taken that is here already: where this
             # process was stopped meanwhile, that may be that the user has killed the job there.
-            self._broken = f"its agent was ended by {name}"
+            self._hearing.broken = f"its agent was ended by {name}"
 
-    def _lose(self, why: str, *, killed_by_user: bool = False) -> None:
-        with self._lock:
-            if self.lost is not None or self._closed.is_set():
-                return
-            self.lost, self.killed_by_user = why, killed_by_user
-            processes = list(self._processes.values())
-            questions = dict(self._questions)
-        self._welcomed.set()
-        with self._heard:
-            self._heard.notify_all()
+    def _lose(self, why: str, *, killed_by_user: bool = False, refused: bool = False) -> None:
+        if self.lost is not None or self._closed.is_set():
+            return
+        loss = Loss(why=why, killed_by_user=killed_by_user, refused=refused)
         with ExitStack() as stack:  # each callback runs, whatever the others raise
-            for process in reversed(processes):
-                stack.callback(process.lose, why, killed_by_user=killed_by_user)
-            for number, question in questions.items():
-                stack.callback(question.answer, m.Refused(id=number, message=why))
+            for tell in reversed(self._recipients.lose(loss)):
+                stack.callback(tell)
             stack.callback(self._channel.close)
+            self._hello.set()
+            self._hearing.heard.set()
 
 
 def _sent(environment: Mapping[str, str]) -> dict[str, str]:

@@ -102,8 +102,8 @@ class RemoteProcess:
             self.kill()
             self._ended.wait(CLOSE_S)
 
-    def take(self, report: m.Report) -> None:
-        """Take a report of the agent about this process."""
+    def take(self, report: m.Report) -> bool:
+        """Take a report of the agent about this process; return whether it is the last one."""
         if isinstance(report, m.Started):
             self._started = report
             self._answered.set()
@@ -116,6 +116,7 @@ class RemoteProcess:
             self._listener.output(self.name, report.stream, report.text)
         elif isinstance(report, m.Exited):
             self._end(report.status)
+        return isinstance(report, m.Refused | m.Exited)
 
     def lose(self, why: str, *, killed_by_user: bool = False) -> None:
         """Report the loss of its agent; `killed_by_user`: the user has killed the job there."""

@@ -120,10 +120,11 @@ def test_machines_that_cannot_work_together(
 def test_the_hosts_of_one_machine_share_its_cpus(cpus: int, working: int, cores: int) -> None:
     serving = Host(id=2, address="127.0.0.1", port=0, role=HostRole.SERVER)
     site = Site((*TWO[:working], serving), LocalDialer())
-    agent: Any = SimpleNamespace(cores=cpus)
+    agent: Any = SimpleNamespace(welcome=SimpleNamespace(cores=cpus))
     site._agents = dict.fromkeys((host.id for host in site.hosts), agent)
     assert site.cores(TWO[0]) == cores
-    site._agents[1] = site._agents[2] = SimpleNamespace(cores=1)  # type: ignore[assignment]
+    other: Any = SimpleNamespace(welcome=SimpleNamespace(cores=1))
+    site._agents[1] = site._agents[2] = other
     assert site.cores(TWO[0]) == cpus, "the others are other machines"
 
 
@@ -141,7 +142,7 @@ def test_sockets_of_a_host_are_in_a_folder_of_this_user() -> None:
         folders.append([site.socket_folder(host) for host in TWO])
         site.end()
     assert len({*folders[0], *folders[1]}) == 4, "each host and each start has its own"
-    scratch = Path(site._agents[0].scratch)
+    scratch = Path(site._agents[0].welcome.scratch)
     assert all(Path(folder).is_relative_to(scratch) for folder in (*folders[0], *folders[1]))
     assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
     assert scratch.stat().st_uid == os.getuid()

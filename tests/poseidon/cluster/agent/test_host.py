@@ -231,7 +231,7 @@ def test_no_process_outlives_the_channel(tmp_path: Path, end: str) -> None:
             remote.close()
         assert process.wait(WAIT_S) == (0 if end == "close" else 1)
         assert none_left(pids)
-        assert not Path(remote.scratch).exists()
+        assert not Path(remote.welcome.scratch).exists()
         remote.close()
 
 
@@ -474,7 +474,7 @@ def test_a_question_that_takes_long_keeps_nothing_else(
 def test_files_are_written_and_read(here: RemoteAgent, tmp_path: Path) -> None:
     content = os.urandom(300_000)
     (tmp_path / "here").write_bytes(content)
-    there, parts = Path(here.scratch) / "caf\udce9 \n", list[bytes]()
+    there, parts = Path(here.welcome.scratch) / "caf\udce9 \n", list[bytes]()
     here.send_file(tmp_path / "here", str(there), 0, lambda _: None)
     assert there.read_bytes() == content
     there.write_bytes(content[:100_000] + b"spoilt")
@@ -511,9 +511,9 @@ def test_files_that_cannot_be_written(here: RemoteAgent, tmp_path: Path) -> None
 
 
 def test_only_this_user_can_enter_the_scratch_folder(here: RemoteAgent) -> None:
-    assert Path(here.scratch).stat().st_mode & 0o777 == 0o700
+    assert Path(here.welcome.scratch).stat().st_mode & 0o777 == 0o700
     here.close()
-    assert not Path(here.scratch).exists()
+    assert not Path(here.welcome.scratch).exists()
 
 
 def test_one_agent_serves_one_job_after_another(here: RemoteAgent, home: Path) -> None:
@@ -524,14 +524,14 @@ def test_one_agent_serves_one_job_after_another(here: RemoteAgent, home: Path) -
         process = here.start(_spec(ENDLESS_WORKER), listener)
         listener.until("ready")
         assert registry.read(JOB) is not None
-        left = Path(here.scratch) / "client_0_1" / "sockets"
+        left = Path(here.welcome.scratch) / "client_0_1" / "sockets"
         left.mkdir(parents=True)
         here.end_all()
         assert listener.until("exited")[-1] == ("exited", -15)
         assert none_left([process.pid])
         assert registry.jobs() == ()
-        assert Path(here.scratch).is_dir() and not left.parent.exists()
+        assert Path(here.welcome.scratch).is_dir() and not left.parent.exists()
 
 
 def test_the_launcher_is_told_how_many_cpus_there_are(here: RemoteAgent) -> None:
-    assert here.cores == len(os.sched_getaffinity(0))
+    assert here.welcome.cores == len(os.sched_getaffinity(0))

@@ -272,7 +272,7 @@ def test_an_agent_that_says_why_it_cannot_serve() -> None:
 def test_what_is_known_of_a_host() -> None:
     channel = FakeChannel()
     agent, _ = start(channel)
-    assert (agent.cores, agent.scratch, agent.lost) == (8, "/tmp/x", None)
+    assert (agent.welcome.cores, agent.welcome.scratch, agent.lost) == (8, "/tmp/x", None)
     agent.register(RECORD)
     agent.end_all()
     assert channel.requests[1] == Register(record=RECORD)

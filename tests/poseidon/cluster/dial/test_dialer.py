@@ -57,8 +57,8 @@ def test_silence_does_not_end_it() -> None:
     """All its threads may wait for processors, as long as it takes."""
     agent = dial_here()
     try:
-        agent._silence = PeerSilence(3600.0, time.monotonic() - 3600.0)
-        assert agent._why_lost() == ""
+        agent._hearing._silence = PeerSilence(3600.0, time.monotonic() - 3600.0)
+        assert agent._hearing.why_lost() == ""
     finally:
         agent.close()
 
@@ -71,6 +71,6 @@ def test_the_end_of_its_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = dial_here()
     try:
         agent.end_all()
-        assert "No space left" in (agent.lost or "")
+        assert "No space left" in str(agent.lost)
     finally:
         agent.close()

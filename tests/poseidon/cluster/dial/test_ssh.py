@@ -109,7 +109,7 @@ def test_processes_of_two_hosts_behind_one_agent(sshd: LoopbackSshd) -> None:
         listener = RecordingListener()
         pids.append(agent.start(_spec(*child(ENDLESS_WORKER)), listener).pid)
         listener.until("ready")
-    assert Path(agent.scratch).is_dir()
+    assert Path(agent.welcome.scratch).is_dir()
     words = "import os, sys; print(os.getcwd(), sys.executable, sep='|')"
     listener = RecordingListener()
     agent.start(_spec(sys.executable, "-c", words), listener)
@@ -117,7 +117,7 @@ def test_processes_of_two_hosts_behind_one_agent(sshd: LoopbackSshd) -> None:
     agent.close()
     agent.close()
     assert none_left(pids)
-    assert not Path(agent.scratch).exists()
+    assert not Path(agent.welcome.scratch).exists()
 
 
 def test_hosts_that_differ_have_agents_of_their_own(sshd: LoopbackSshd, tmp_path: Path) -> None:
