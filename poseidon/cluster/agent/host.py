@@ -24,8 +24,9 @@ from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import Action, AgentState, EndProcesses
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
+from poseidon.cluster.agent.connection import HEARTBEAT_S, MAX_QUEUED, TICK_S, LauncherConnection
 from poseidon.cluster.agent.files import AgentFolder
-from poseidon.cluster.agent.messages import REPORTS, REQUESTS, WireError
+from poseidon.cluster.agent.messages import REQUESTS, WireError
 from poseidon.cluster.agent.template import Templates
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.doctor.probe import Probe
@@ -42,10 +43,7 @@ from poseidon.errors import JobError, PoseidonError, limit_reached
 from poseidon.version import __version__
 from ps_server.json_fields import fields_of, value_of
 
-HEARTBEAT_S = 2.0
-TICK_S = 0.2
 HELLO_S = 60.0
-MAX_QUEUED = 10_000
 LOOPBACK = "127.0.0.1"
 
 
@@ -66,6 +64,40 @@ class AgentSettings:
     launcher: str = "the launcher"
 
 
+class _Record:
+    """The record of the job on this host, unless that is the launcher's own."""
+
+    def __init__(self) -> None:
+        self.registry = Registry(read_settings().state_folder)
+        self._record: JobRecord | None = None
+
+    def take(self, register: m.Register) -> None:
+        me = os.getpid()
+        launcher = RecordedProcess(name=AGENT, host=LOOPBACK, pid=me, created=creation(me))
+        self._record = replace(register.record, launcher=launcher)
+
+    def add(self, name: ProcessName, process: ChildProcess) -> None:
+        """Put a process on record."""
+        if self._record is None:
+            return
+        added = RecordedProcess(
+            name=name.describe(), host=LOOPBACK, pid=process.pid, created=process.created
+        )
+        self._record = replace(self._record, processes=(*self._record.processes, added))
+        with suppress(PoseidonError):  # kill finds processes by the job's id, too
+            there = self.registry.read(self._record.job)
+            if there is None or there.launcher == self._record.launcher:
+                self.registry.write(self._record)
+
+    def remove(self) -> None:
+        """Take the job off the record."""
+        record, self._record = self._record, None
+        with suppress(PoseidonError):
+            there = None if record is None else self.registry.read(record.job)
+            if record is not None and there is not None and there.launcher == record.launcher:
+                self.registry.remove(record.job)
+
+
 class Agent:
     """An agent and its host.
 
@@ -75,27 +107,22 @@ class Agent:
     """
 
     def __init__(self, channel: Channel, settings: AgentSettings | None = None) -> None:
-        self._channel = channel
         self._settings = settings or AgentSettings()
         self._state = AgentState(
             __version__, self._settings.hello_s, time.monotonic(), self._settings.launcher
         )
-        self._registry = Registry(read_settings().state_folder)
-        self._record: JobRecord | None = None
+        self._connection = LauncherConnection(channel, lambda: self.greeted)
+        self._record = _Record()
         self._running: dict[int, ChildProcess] = {}
         self._scratch: AgentFolder | None = None
         self._leave: EndProcesses | None = None
-        self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
-        self._outbox: queue.Queue[m.Report | None] = queue.Queue(MAX_QUEUED)
         self._file_requests: queue.Queue[m.Put | m.ReadFile | None] = queue.Queue(MAX_QUEUED)
         self._signals: queue.SimpleQueue[Callable[[], list[Action]]] = queue.SimpleQueue()
-        self._lost = threading.Event()
-        self._lost_why = ""
         self._links = Probe()
         self._templates = Templates()
         self._perform: dict[type[m.Request], Callable[[Any], None]] = {
             m.AgentHello: self._welcome,
-            m.Register: self._take_record,
+            m.Register: self._record.take,
             m.StartProcess: self._start,
             m.WriteLine: self._send_line,
             m.SendSignal: self._send_signal,
@@ -113,8 +140,8 @@ class Agent:
     def serve(self) -> EndProcesses:
         """Serve the launcher until it ends the agent, or is lost; return how that came."""
         receiver, sender, filer = (
-            self._thread("receive", self._receive),
-            self._thread("send", self._send),
+            self._thread("receive", self._connection.receive),
+            self._thread("send", self._connection.send),
             self._thread("files", self._serve_files),
         )
         sender.start()
@@ -136,11 +163,7 @@ class Agent:
             if self._scratch is not None:
                 self._scratch.close()
             self._file_requests.put(None)
-            with suppress(queue.Full):  # a channel that takes nothing is lost
-                self._outbox.put_nowait(None)
-            sender.join(HEARTBEAT_S)  # it sends the last reports
-            self._lost.set()
-            self._channel.close()
+            self._connection.end(sender)
             if receiver.ident is not None:
                 receiver.join(TICK_S)  # it may wait in a read that only the launcher's end can end
 
@@ -161,10 +184,10 @@ class Agent:
     def _next_actions(self) -> list[Action]:
         if not self._signals.empty():
             return self._signals.get()()
-        if self._lost.is_set():
-            return self._state.end_of_channel(self._lost_why)
+        if self._connection.lost.is_set():
+            return self._state.end_of_channel(self._connection.why_lost)
         try:
-            encoded = self._inbox.get(timeout=TICK_S)
+            encoded = self._connection.inbox.get(timeout=TICK_S)
         except queue.Empty:
             return self._state.tick(time.monotonic())
         if encoded is None:
@@ -186,11 +209,6 @@ class Agent:
         self._scratch = AgentFolder()
         self._reply(m.AgentWelcome(cores=host_probe.cores(), scratch=self._scratch.path))
 
-    def _take_record(self, register: m.Register) -> None:
-        me = os.getpid()
-        launcher = RecordedProcess(name=AGENT, host=LOOPBACK, pid=me, created=creation(me))
-        self._record = replace(register.record, launcher=launcher)
-
     def _start(self, request: m.StartProcess) -> None:
         spec = request.spec
         if spec.argv[0] == m.OWN_INTERPRETER:
@@ -202,7 +220,7 @@ class Agent:
             self._reply(m.Refused(id=request.id, message=str(error)))
             return
         self._running[request.id] = process
-        self._put_on_record(spec.name, process)
+        self._record.add(spec.name, process)
         self._reply(m.Started(id=request.id, pid=process.pid, created=process.created))
         forwarder.started.set()
 
@@ -257,19 +275,6 @@ class Agent:
                 report = m.Refused(id=part.id, message=getattr(error, "strerror", "") or str(error))
             self.report(report)
 
-    def _put_on_record(self, name: ProcessName, process: ChildProcess) -> None:
-        """Add a process to the host's record of the job, unless that is the launcher's own."""
-        if self._record is None:
-            return
-        added = RecordedProcess(
-            name=name.describe(), host=LOOPBACK, pid=process.pid, created=process.created
-        )
-        self._record = replace(self._record, processes=(*self._record.processes, added))
-        with suppress(PoseidonError):  # kill finds processes by the job's id, too
-            there = self._registry.read(self._record.job)
-            if there is None or there.launcher == self._record.launcher:
-                self._registry.write(self._record)
-
     def _end_processes(self) -> None:
         """End all processes, and take the job off the record."""
         processes = [process for process in self._running.values() if process.poll() is None]
@@ -283,28 +288,19 @@ class Agent:
         for process in self._running.values():
             process.close()
         self._running.clear()
-        record, self._record = self._record, None
-        with suppress(PoseidonError):
-            there = None if record is None else self._registry.read(record.job)
-            if record is not None and there is not None and there.launcher == record.launcher:
-                self._registry.remove(record.job)
+        self._record.remove()
 
     def report(self, report: m.Report, *, timeout_s: float = math.inf) -> bool:
         """Queue a report; wait while the channel is slow.
 
         Drop it, and return False, when the channel is lost or time is up.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while not self._lost.is_set() and time.monotonic() < deadline_s:
-            with suppress(queue.Full):
-                self._outbox.put(report, timeout=TICK_S)
-                return True
-        return False
+        return self._connection.report(report, timeout_s)
 
     def _reply(self, report: m.Report) -> None:
         """Queue a report from the loop, which has to check for silence and for signals."""
         while not self.report(report, timeout_s=TICK_S):
-            if self._lost.is_set() or not self._signals.empty():
+            if self._connection.lost.is_set() or not self._signals.empty():
                 return
             for action in self._state.tick(time.monotonic()):
                 self._do(action)
@@ -317,39 +313,9 @@ class Agent:
                 work()
             except Exception as error:  # noqa: BLE001 - `serve` is the owner: it ends
                 print(f"poseidon agent: {role}: {type(error).__name__}: {error}", file=sys.stderr)
-                self._lost.set()
+                self._connection.lost.set()
 
         return threading.Thread(target=run, name=f"poseidon agent {role}", daemon=True)
-
-    def _receive(self) -> None:
-        while not self._lost.is_set():
-            try:
-                encoded = self._channel.receive()
-            except OSError as error:
-                self._lost_why = str(error)
-                self._lost.set()
-                return
-            while not self._lost.is_set():
-                with suppress(queue.Full):
-                    self._inbox.put(encoded, timeout=TICK_S)
-                    break
-            if encoded is None:
-                return
-
-    def _send(self) -> None:
-        while not self._lost.is_set():
-            try:
-                report = self._outbox.get(timeout=HEARTBEAT_S)
-            except queue.Empty:
-                if not self._state.greeted:
-                    continue
-                report = m.Heartbeat()
-            if report is None:
-                return
-            try:
-                self._channel.send(REPORTS.encode(report))
-            except OSError:
-                self._lost.set()
 
 
 _SERVICES: Mapping[m.Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, object]]] = {
@@ -357,9 +323,9 @@ _SERVICES: Mapping[m.Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, 
         host_probe.answer(value_of(host_probe.Check, request))
     ),
     m.Service.FILES: lambda agent, request: files.answer(request),
-    m.Service.LIST: lambda agent, _: fields_of(list_jobs(agent._registry)),
+    m.Service.LIST: lambda agent, _: fields_of(list_jobs(agent._record.registry)),
     m.Service.KILL: lambda agent, request: fields_of(
-        kill_jobs(value_of(KillRequest, request), agent._registry)
+        kill_jobs(value_of(KillRequest, request), agent._record.registry)
     ),
     m.Service.TEMPLATE: Agent._make_template,
     m.Service.LINKS: lambda agent, request: agent._links.answer(dict(request)),

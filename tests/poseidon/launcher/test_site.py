@@ -242,7 +242,7 @@ class Remote:
 def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Remote]:
     """Three hosts, ready."""
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("poseidon.cluster.agent.host.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("poseidon.cluster.agent.connection.HEARTBEAT_S", 0.1)
     monkeypatch.chdir(tmp_path)
     found = Remote()
     monkeypatch.setattr(site_module, "check_hosts", found.check_hosts)

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from poseidon.cluster.agent import connection, questions, remote, remote_process
 from poseidon.cluster.agent import host as agent_host
-from poseidon.cluster.agent import questions, remote, remote_process
 from poseidon.cluster.agent.host import Agent
 from poseidon.cluster.agent.messages import Heartbeat, Join, Service
 from poseidon.cluster.agent.remote import RemoteAgent
@@ -368,7 +368,7 @@ def _installed(run: Run) -> Iterator[None]:
     def no_handlers(agent: Agent) -> AbstractContextManager[list[int]]:
         return nullcontext([])
 
-    modules = (tasks, channel, agent_host, remote, remote_process, questions, dialer)
+    modules = (tasks, channel, agent_host, connection, remote, remote_process, questions, dialer)
     with contextlib.ExitStack() as stack:
         for module in modules:
             for name in ("threading", "queue", "time"):

@@ -364,7 +364,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     notices with the next one that the agent is to end.
     """
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
-    monkeypatch.setattr("poseidon.cluster.agent.host.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("poseidon.cluster.agent.connection.HEARTBEAT_S", 0.1)
     return tmp_path
 
 
@@ -396,7 +396,7 @@ def test_a_launcher_that_reads_nothing_does_not_keep_a_killed_agent(
     monkeypatch: pytest.MonkeyPatch, blocked: bool
 ) -> None:
     """Neither while the agent waits for requests, nor while it waits with an answer."""
-    monkeypatch.setattr("poseidon.cluster.agent.host.MAX_QUEUED", 1)
+    monkeypatch.setattr("poseidon.cluster.agent.connection.MAX_QUEUED", 1)
     launcher = FakeLauncher(_hello())
     served, thread, left = _served(launcher)
     launcher.accepts.clear()

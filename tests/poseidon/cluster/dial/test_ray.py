@@ -238,7 +238,7 @@ def test_closing_ends_the_processes_and_the_actor(agent: RemoteAgent, ray: Local
 def test_what_was_changed_on_its_way_ends_the_channel(
     ray: LocalRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poseidon.cluster.agent.host.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("poseidon.cluster.agent.connection.HEARTBEAT_S", 0.1)
     agent = dial(ray, ("", "", "/"))
     get = ray.actor.get
 

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from poseidon import __version__
-from poseidon.cluster.agent import host as agent_host
+from poseidon.cluster.agent import connection
 from poseidon.cluster.agent.host import Agent
 from poseidon.cluster.agent.messages import REPORTS, REQUESTS, Exited, Heartbeat, Join, KilledByUser
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
@@ -322,7 +322,7 @@ def test_two_tasks_of_one_rank() -> None:
 @pytest.fixture
 def _soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 takes a task for lost after a second, a task rank 0 after three."""
-    monkeypatch.setattr(agent_host, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.2)
     monkeypatch.setattr(tasks, "TIMEOUTS", AgentTimeouts(silence_s=1.0, launcher_silence_s=3.0))
 
 
@@ -349,7 +349,7 @@ def test_tasks_may_join_long_after_each_other(monkeypatch: pytest.MonkeyPatch) -
     """Schedulers start tasks as places become free: those that wait are not lost, and send nothing
     that nobody reads yet.
     """
-    monkeypatch.setattr(agent_host, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.001)
     taken: list[bytes] = []
     with rendezvous(3) as found:
         take = found._take
@@ -363,7 +363,7 @@ def test_tasks_may_join_long_after_each_other(monkeypatch: pytest.MonkeyPatch) -
             until(lambda: len(taken) == 1, "the first task has not joined", 20.0)
             with guests_of(found, join_of(2, 3)):
                 until(lambda: len(taken) == 2, "the second task has not joined", 20.0)
-                monkeypatch.setattr(agent_host, "HEARTBEAT_S", 2.0)
+                monkeypatch.setattr(connection, "HEARTBEAT_S", 2.0)
                 agents = [agent for _, agent in found.gather(join_of(0, 3), 20.0)]
                 for agent in agents:
                     assert start(agent, "true")[1].until("exited")[-1] == ("exited", 0)
