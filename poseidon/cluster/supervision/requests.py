@@ -52,19 +52,22 @@ class Requests:
     ) -> Cause | None:
         """Return why the job is not waited for any more; None: it is."""
         if clock_s >= self._stop_by_s:
-            return stopped(f"did not end within {term_deadline_s:g} s of SIGTERM; {lost(workers)}")
+            within = f"the job did not end within {term_deadline_s:g} s of SIGTERM"
+            return stopped(f"{within}; {lost(workers)}")
         if self.stop is not None and now >= self._iterate_by_s:
             self._iterate_by_s = math.inf
             if any(one.running for one in workers) and all(
                 one.iteration is None for one in workers
             ):
-                return stopped("was stopped before its first iteration", self.stop.exit_code)
+                return stopped(
+                    "the job was stopped before its first iteration", self.stop.exit_code
+                )
         return None
 
 
-def stopped(how: str, exit_code: int = 1) -> Cause:
-    """Return the cause that a request to stop is; `how` continues the sentence after `the job`."""
-    return Cause(rank=CauseRank.ROOT, sentence=f"the job {how}", exit_code=exit_code)
+def stopped(sentence: str, exit_code: int = 1) -> Cause:
+    """Return the cause that a request to stop is."""
+    return Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=exit_code)
 
 
 def lost(workers: Sequence[ProcessState]) -> str:

@@ -249,11 +249,12 @@ class JobStateMachine:
             return []
         pauses_always, first = self._pausing is Pausing.ALWAYS, self._requests.stop is None
         if self.state is JobState.STARTING and not pauses_always:
-            self._fail(stopped("was stopped before it had started", signal.exit_code), now)
+            self._fail(stopped("the job was stopped before it had started", signal.exit_code), now)
             return []
         iterate_by_s = math.inf if pauses_always else now + FIRST_ITERATION_S
         if self._requests.take_stop(signal, self._clock.now, iterate_by_s):
-            how = f"was ended at once by a second request to stop; {lost(self._processes.workers)}"
+            what = lost(self._processes.workers)
+            how = f"the job was ended at once by a second request to stop; {what}"
             self._fail(stopped(how), now)
             self._shutdown.hurry(now)
             return []
