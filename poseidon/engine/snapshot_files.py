@@ -202,16 +202,14 @@ class SnapshotSettings:
     Attributes:
         keep: how many snapshots of this run stay on disk, the newest; 0: all.
         on_written: called with each complete snapshot, from the thread that wrote it.
-        on_wait: called every second while the loop waits for the disk.
-        stop_at_nan: weights that are not finite raise an error; otherwise they are a warning. They
-            are never written.
+        stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a warning.
+            Such weights are never written.
         spare: the folder for the weights of a run's last snapshot, if it cannot be written where it
             belongs; None: there is none.
     """
 
     keep: int = 0
     on_written: Callable[[WrittenSnapshot], None] = lambda written: None
-    on_wait: Callable[[], None] = lambda: None
     stop_at_nan: bool = True
     spare: Path | None = None
 

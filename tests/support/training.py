@@ -242,7 +242,7 @@ def _run_worker(
         options=replace(job.options, kind=job.kind or job.options.kind, staleness=job.staleness),
     )
     replica = Replica(solver, settings, context, member)
-    checkpoint = Checkpoint(replica, settings=job.saving)
+    checkpoint = Checkpoint(replica, solver.snapshot_prefix(), settings=job.saving)
     state = None
     if job.resume is not None:
         state = checkpoint.restore(job.resume)
@@ -268,12 +268,10 @@ def _run_worker(
             replica,
             exchange,
             LoopSettings(
-                prefix=solver.snapshot_prefix(),
                 title="small",
                 on_progress=after,
                 local_steps=ended.local_steps,
                 schemes=ended.schemes,
-                stop_at_nan=job.saving.stop_at_nan,
             ),
             checkpoint=checkpoint,
             testers=[

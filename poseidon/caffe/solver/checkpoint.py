@@ -69,10 +69,12 @@ class Checkpoint:
     """Writes states, on rank 0, and reads them, on all workers.
 
     Args:
+        prefix: of the snapshots' names.
         writer: writes them, one after another; None: a new one.
         job: the id of the job; empty: there is none.
 
     Attributes:
+        settings: as given.
         before: the blobs before the last iteration, whose changes are the diffs of the model; None:
             no diffs.
     """
@@ -80,6 +82,7 @@ class Checkpoint:
     def __init__(
         self,
         replica: Replica,
+        prefix: Path,
         *,
         settings: SnapshotSettings | None = None,
         writer: SnapshotWriter | None = None,
@@ -88,21 +91,23 @@ class Checkpoint:
         self._replica = replica
         self._solver = replica.solver.param
         self._arrays_per_blob = history_count(replica.settings.base_rule.kind)
-        self._settings = settings or SnapshotSettings()
-        self._writer = writer or SnapshotWriter(self._settings.on_wait)
+        self._prefix = prefix
+        self._in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
+        self.settings = settings or SnapshotSettings()
+        self._writer = writer or SnapshotWriter()
         self._prefixes = Prefixes(job)
         self._resumed: Path | None = None
         self.before: Values | None = None
 
-    def begin(self, prefix: Path) -> None:
+    def begin(self) -> None:
         """Take the prefix before training: of a job that would have to end at its first snapshot.
 
         Raises:
             SnapshotError: another job that runs writes with this prefix.
         """
         if self._replica.rank == 0:
-            make_folder(prefix.parent)
-            begun = self._take(prefix)
+            make_folder(self._prefix.parent)
+            begun = self._take()
             if begun.beside is not None:
                 LOGGER.info(
                     "%s is of an earlier run, which this run does not continue: it stays, "
@@ -111,19 +116,12 @@ class Checkpoint:
                     begun.beside,
                 )
 
-    def _take(self, prefix: Path) -> Begun:
-        in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
-        ending = state_path(prefix, 0, hdf5=in_hdf5).name.removeprefix(f"{prefix.name}_iter_0")
-        return self._prefixes.take(prefix.absolute(), ending, self._resumed)
+    def _take(self) -> Begun:
+        name = state_path(self._prefix, 0, hdf5=self._in_hdf5).name
+        ending = name.removeprefix(f"{self._prefix.name}_iter_0")
+        return self._prefixes.take(self._prefix.absolute(), ending, self._resumed)
 
-    def save(
-        self,
-        prefix: Path,
-        state: Mapping[str, Any],
-        log: GlogSink,
-        *,
-        last: bool = False,
-    ) -> None:
+    def save(self, state: Mapping[str, Any], log: GlogSink, *, last: bool = False) -> None:
         """Write a state; on rank 0, after an iteration that all workers have finished.
 
         The files may be incomplete when this returns. A failure to write them is a warning, and the error
@@ -140,7 +138,7 @@ class Checkpoint:
             SnapshotError: another job that runs writes with this prefix.
         """
         diffs = None if self.before is None else self._replica.changes_since(self.before)
-        contents = self._contents(prefix, state, diffs)
+        contents = self._contents(state, diffs)
         if not self._is_finite(contents):
             return
         log.write(*snapshotting(contents.run.model, str(contents.state_path)))
@@ -159,7 +157,7 @@ class Checkpoint:
         if not name:
             return True
         text = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
-        if self._settings.stop_at_nan:
+        if self.settings.stop_at_nan:
             raise JobError(f"worker {self._replica.rank}: {text}; {REMEDY}")
         LOGGER.warning("%s, and earlier ones stay", text)
         return False
@@ -176,10 +174,7 @@ class Checkpoint:
         """Leave the prefix to other jobs."""
         self._prefixes.release()
 
-    def _contents(
-        self, prefix: Path, state: Mapping[str, Any], diffs: hdf5.NamedBlobs | None
-    ) -> _Contents:
-        in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
+    def _contents(self, state: Mapping[str, Any], diffs: hdf5.NamedBlobs | None) -> _Contents:
         iteration = state["iteration"]
         of_each = [one["history"] for one in state["own"]] if "history" not in state else []
         histories = _mean_of(of_each) if of_each else state["history"]
@@ -197,7 +192,7 @@ class Checkpoint:
             extra.worker[0].outer_history.extend(self._blobs(state["outer"]))
         run = RunState(
             iteration=iteration,
-            model=str(model_path(prefix, iteration, hdf5=in_hdf5)),
+            model=str(model_path(self._prefix, iteration, hdf5=self._in_hdf5)),
             histories=tuple(
                 tuple(h.clone().numpy() for h in known.get(info.name) or self._zeros(info))
                 for info in self._replica.train.parameters_info
@@ -206,8 +201,8 @@ class Checkpoint:
             poseidon=extra,
         )
         return _Contents(
-            state_path=state_path(prefix, iteration, hdf5=in_hdf5),
-            begun=self._take(prefix),
+            state_path=state_path(self._prefix, iteration, hdf5=self._in_hdf5),
+            begun=self._take(),
             run=run,
             blobs=state["values"],
             diffs=diffs,
@@ -248,17 +243,17 @@ class Checkpoint:
         write_state(state, contents.run)
         seal(state, model, run=contents.begun.run)
         seconds = time.monotonic() - began_s
-        self._settings.on_written(
+        self.settings.on_written(
             WrittenSnapshot(state=state, iteration=contents.run.iteration, seconds=seconds)
         )
-        remove_older(state, self._settings.keep)
+        remove_older(state, self.settings.keep)
 
     def _write_last(self, contents: _Contents) -> None:
         """Write the last snapshot; if that fails, its weights where there may be room."""
         try:
             self._write(contents)
         except SnapshotError as error:
-            spare = self._settings.spare
+            spare = self.settings.spare
             if spare is None or spare.resolve() == contents.state_path.parent.resolve():
                 raise
             model = spare / Path(contents.run.model).name
@@ -273,7 +268,7 @@ class Checkpoint:
 
     def _write_model(self, model: Path, contents: _Contents) -> None:
         train = self._replica.train
-        if self._solver.snapshot_format == SolverParameter.HDF5:
+        if self._in_hdf5:
             hdf5.write_model(model, contents.blobs, owned=train.owned_blobs(), diffs=contents.diffs)
         else:
             write_model(model, train.definition.param, contents.blobs, diffs=contents.diffs)

@@ -52,23 +52,19 @@ class LoopSettings:
     """Settings of the loop that are not the solver's.
 
     Attributes:
-        prefix: of the snapshots' names.
         title: the net's name, for the log.
         on_progress: called after each iteration with its number; must be fast.
         local_steps: iterations of a round; 0: none.
         schemes: of each trained tensor, where a resumed run cannot find it out again.
-        stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
         began_s: the moment of the monotonic clock from which the log counts seconds; None: now.
         own_time: measures iterations; None: nothing does.
         memory: takes memory snapshots; None: there are none.
     """
 
-    prefix: Path
     title: str
     on_progress: Callable[[int], None]
     local_steps: int = 0
     schemes: Sequence[Scheme] = ()
-    stop_at_nan: bool = True
     began_s: float | None = None
     own_time: OwnTime | None = None
     memory: SolverMemory | None = None
@@ -125,7 +121,7 @@ class Trainer:
             nets.number: LossCheck(
                 nets.train,
                 name=nets.name,
-                stop=settings.stop_at_nan,
+                stop=checkpoint.settings.stop_at_nan,
                 deferred=replica.context.device.type != "cpu",
             )
             for nets in replica.nets
@@ -396,7 +392,7 @@ class Trainer:
         root = self._replica.rank == 0
         state = self._state.tree.read(self._exchange.control.all_gather, keeps=root, known=known)
         if root:
-            self._checkpoint.save(self._settings.prefix, state, self._display.log, last=last)
+            self._checkpoint.save(state, self._display.log, last=last)
         return memory is not None
 
     def _snapshot_is_due(self) -> bool:

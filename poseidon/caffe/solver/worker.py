@@ -165,10 +165,10 @@ class SolverWork(TrainingWork[JobDocument]):
         document = self.document
         checkpoint = Checkpoint(
             replica,
+            replica.solver.snapshot_prefix(Path(document.output)),
             settings=SnapshotSettings(
                 keep=document.snapshot_keep,
                 on_written=self.report_snapshot,
-                on_wait=self.launcher.heartbeat.watchdog.progress,
                 stop_at_nan=document.stop_at_nan,
                 spare=Path(document.output),
             ),
@@ -178,7 +178,7 @@ class SolverWork(TrainingWork[JobDocument]):
         kept = self._kept() if document.rewind >= 0 else None
         state = self._read_state(replica, checkpoint) if document.rewind < 0 else None
         if replica.settings.snapshot or replica.settings.snapshot_after_train:
-            checkpoint.begin(replica.solver.snapshot_prefix(Path(document.output)))
+            checkpoint.begin()
         start = max(document.rewind, 0) if state is None else state["iteration"]
         trace = self.open_trace()
         self.launcher.send("ready")
@@ -369,10 +369,8 @@ class SolverWork(TrainingWork[JobDocument]):
             replica,
             built.exchange,
             LoopSettings(
-                prefix=replica.solver.snapshot_prefix(Path(document.output)),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
-                stop_at_nan=document.stop_at_nan,
                 local_steps=built.plan.local_steps,
                 schemes=self._schemes,
                 began_s=self._began_s,
