@@ -56,11 +56,15 @@ class ExchangeSettings:
         gradient_scale: multiplies the gradients after the limit (1 / iter_size).
         start_clock: number of finished iterations that the tensors' values have; > 0 when a run
             is resumed.
+        quorum: hosts whose changes end an iteration, which is a round of local steps; 0: all.
+        grace_s: seconds that it then waits for others.
     """
 
     clip: float | None = None
     gradient_scale: float = 1.0
     start_clock: int = 0
+    quorum: int = 0
+    grace_s: float = 0.0
 
 
 DTENSOR = "torch.distributed.tensor"

@@ -299,7 +299,6 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
     of_rounds = replace(
         member,
         options=options.without_local_steps,
-        quorum=(options.quorum, options.quorum_grace),
         network=replace(network, timeout_s=network.timeout_s * options.local_steps),
     )
     if is_synchronous(options, tensors, settings):
@@ -309,7 +308,9 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
     delayed = senders if options.staleness and not member.alone else 0
     rule = outer_rule(options, delayed=delayed > 0)
     anchors = anchors_of(tensors, rule)
-    outer_settings = ExchangeSettings(start_clock=settings.start_clock)
+    outer_settings = ExchangeSettings(
+        start_clock=settings.start_clock, quorum=options.quorum, grace_s=options.quorum_grace
+    )
     if options.streams:
         plan_of_parts = plan_exchange(anchors, of_rounds)
         outer = replace(

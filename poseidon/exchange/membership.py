@@ -38,8 +38,6 @@ class Membership:
         divides: whether the L workers of each host divide a module among them. Together they
             compute for virtual hosts: virtual host j has the virtual workers j L to j L + L - 1,
             the first of which are of the workers with local rank 0.
-        quorum: hosts whose changes end a round, and the seconds that it then waits for others: of
-            the exchange of rounds. 0: all, in each iteration.
         weight: of the changes of this worker's host in a sum over hosts: its workers in relation to
             the mean host's. Where workers apply the rule themselves (staleness > 0), it is for
             these changes.
@@ -54,7 +52,6 @@ class Membership:
     local_address: str = ""
     virtual_workers: VirtualWorkers | None = None
     divides: bool = False
-    quorum: tuple[int, float] = (0, 0.0)
     one_machine: bool = False
     weight: float = 1.0
     options: ExchangeOptions = DEFAULT_OPTIONS

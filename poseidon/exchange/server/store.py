@@ -88,8 +88,8 @@ def store_spec(
         outside_norm=() if clip is None else tuple(outside),
         precision=options.precision,
         virtual_workers=None if member.placed.is_one_each else member.placed,
-        quorum=member.quorum[0],
-        grace_s=member.quorum[1],
+        quorum=settings.quorum,
+        grace_s=settings.grace_s,
     )
 
 
