@@ -29,6 +29,7 @@ from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource, pac
 from poseidon.errors import SnapshotError
 from poseidon.exchange.broadcast import Gather, broadcast_bytes, gather_bytes
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.membership import Membership
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -37,19 +38,18 @@ class StateTree:
     """The leaves of one training loop.
 
     Args:
-        rank: of this worker.
-        plane: the ranks of its plane, where the workers of a host divide tensors.
+        member: the place of this worker in its job.
 
     Attributes:
         own: the virtual workers of this process.
         count: of the job's virtual workers.
     """
 
-    def __init__(self, *, own: range, count: int, rank: int, plane: Sequence[int] = ()) -> None:
-        self.own = own
-        self.count = count
-        self._rank = rank
-        self._plane = plane
+    def __init__(self, member: Membership) -> None:
+        self.own = member.own
+        self.count = member.by_worker.count
+        self._rank = member.network.rank
+        self._plane = member.plane_ranks if member.divides else ()
         self._leaves: list[Leaf] = []
         self._at = 0
 

@@ -63,7 +63,7 @@ class JobMember(MeanLoop):
         self._collections = LoopCollections(
             self._session, self._exchange.control, context.report, rank=rank
         )
-        self._tree = StateTree(own=contributions.own, count=contributions.placed.count, rank=rank)
+        self._tree = StateTree(context.member)
         self._tree.add(self._leaves())
         context.loops.add(self)
         self.is_brought = False

@@ -101,12 +101,7 @@ class GroupLoop:
         self.watch: ModuleWatch | None = None
         self.tables = TableGroup()
         self.masters = Masters(plan.tensors, plan.sources)
-        self.tree = StateTree(
-            own=member.own,
-            count=member.by_worker.count,
-            rank=worker.rank,
-            plane=member.plane_ranks if plan.shards else (),
-        )
+        self.tree = StateTree(member)
         self.weights = BatchWeights(self.tree.count)
         compared: Sequence[int] = range(worker.size)
         if plan.shards:  # a part of one plane cannot be mended by all workers together

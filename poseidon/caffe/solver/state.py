@@ -76,11 +76,10 @@ class SolverState:
             nets.number: SmoothedLoss(replica.settings.average_loss) for nets in replica.nets
         }
         self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
-        own, count = replica.member.own, replica.virtual_workers.count
+        self.tree = StateTree(replica.member)
         self._of_exchange = ExchangeLeaves(
-            replica.trained, exchange, own=own, local_steps=local_steps
+            replica.trained, exchange, own=self.tree.own, local_steps=local_steps
         )
-        self.tree = StateTree(own=own, count=count, rank=replica.rank)
         self.tree.add(self._leaves())
 
     def histories(self) -> list[History] | None:

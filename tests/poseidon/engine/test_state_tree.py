@@ -11,6 +11,9 @@ import pytest
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource, first
 from poseidon.engine.state_tree import StateTree
 from poseidon.exchange.broadcast import Gather
+from poseidon.exchange.membership import Membership
+from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.poseidon.engine.test_kept_state import Meeting
 from tests.support.threads import failures_on_threads
 
@@ -24,7 +27,12 @@ class Process:
         self.log: list[str] = []
         self.values: dict[str, Any] = {"shared": f"shared {rank}", "root": {"of": rank}}
         self.own = range(2 * rank, 2 * rank + 2)
-        self.tree = StateTree(own=self.own, count=2 * processes, rank=rank)
+        self.tree = StateTree(
+            Membership(
+                network=Network(rank=rank, size=processes),
+                virtual_workers=VirtualWorkers.spread(2 * processes, [1.0] * processes),
+            )
+        )
         self.tree.add(
             [
                 self.leaf("each", Scope.VIRTUAL, LeafStage.RANDOM),
@@ -116,7 +124,7 @@ def test_another_number_of_virtual_workers() -> None:
 
 
 def test_two_leaves_of_one_name_are_united() -> None:
-    tree = StateTree(own=range(1), count=1, rank=0)
+    tree = StateTree(Membership())
     found: list[Any] = []
     for scope, value in ((Scope.SHARED, {"a": 1}), (Scope.ROOT, {"b": 2})):
         tree.add(
