@@ -77,7 +77,6 @@ class Net(nn.Module):
         plan: the plan of the net.
         parameters_info: the learnable tensors in Caffe's order.
         layer_modules: the pairs (distinct name, layer) in order.
-        loss_weights: the loss weight of each output and loss blob.
         loss: after `forward`, the weighted sum of the losses, a scalar.
         keep_blobs: store all blobs in `blobs` in each forward pass, which keeps their memory.
         blobs: with `keep_blobs`, the last value of each blob by name.
@@ -98,12 +97,11 @@ class Net(nn.Module):
         self._slot_shapes = SlotShapes(
             compiled.definition, compiled.plan, compiled.layers, compiled.shapes
         )
-        self.loss_weights = dict(self.plan.loss_weights)
         self.loss = torch.zeros((), device=self.context.device)
         self.keep_blobs = False
         self.blobs: dict[str, Tensor] = {}
         self.keep_data = False
-        self._kept_data: list[tuple[LayerCall, Any]] = []
+        self._kept_data: dict[int, Any] = {}
         self._inputs = self._find_inputs()
         steps = [
             FusedStep(step, run) for step, run in zip(self.plan.steps, self._runs(), strict=True)
@@ -221,7 +219,7 @@ class Net(nn.Module):
             else self.loss.detach()
         )
         self.blobs = {}
-        self._kept_data = []
+        self._kept_data = {}
         values: list[Tensor | None] = [None] * self.plan.slots
         self._set_inputs(inputs or {}, values)
         keep = self.keep_blobs
@@ -234,7 +232,7 @@ class Net(nn.Module):
             try:
                 result: Any = call.run(*arguments)
             except DataError as error:
-                raise self._located(call, error) from error
+                raise DataError(str(self.definition.error(call.index, str(error)))) from error
             except LayerError as error:
                 raise self.definition.error(call.index, str(error)) from error
             except (MemoryError, RuntimeError) as error:
@@ -244,7 +242,7 @@ class Net(nn.Module):
                 raise lost from error
             del arguments
             if self.keep_data and not call.bottoms:
-                self._kept_data.append((call, result))
+                self._kept_data[call.index] = result
             if len(call.tops) == 1:
                 values[call.tops[0]] = result
             else:
@@ -265,7 +263,7 @@ class Net(nn.Module):
 
     def drop_data(self) -> None:
         """Free the data of the last pass, which `keep_data` has kept."""
-        self._kept_data = []
+        self._kept_data = {}
 
     def first_not_finite(self) -> str:
         """Repeat the last pass on the same data (`keep_data`) up to the first layer with an
@@ -292,14 +290,13 @@ class Net(nn.Module):
                 parameter.detach().copy_(before)
 
     def _first_not_finite(self) -> str:
-        kept = {id(call.layer): result for call, result in self._kept_data}
         values: list[Any] = [None] * self.plan.slots
         for call in self._calls:
-            known = id(call.layer) in kept
+            known = call.index in self._kept_data
             if any(values[slot] is None for slot in call.bottoms) or not (known or call.bottoms):
                 continue  # depends on an input of the caller, which is not kept
             result = (
-                kept[id(call.layer)]
+                self._kept_data[call.index]
                 if known
                 else call.run(*(values[slot] for slot in call.bottoms))
             )
@@ -417,10 +414,6 @@ class Net(nn.Module):
             if slot in self.plan.wants_gradient and not value.requires_grad:
                 value = value.detach().requires_grad_()
             values[slot] = value
-
-    def _located(self, call: LayerCall, error: DataError) -> DataError:
-        """Return an error with the file, line and name of the layer added."""
-        return DataError(str(self.definition.error(call.index, str(error))))
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a multiple of the loss.

@@ -116,7 +116,7 @@ class Display:
         sizes: Mapping[str, int],
         numbers: NDArray[np.float64],
     ) -> TrainRecord:
-        weights = self._replica.train.loss_weights
+        weights = self._replica.train.plan.loss_weights
         return TrainRecord(
             iteration=iteration,
             loss=float(numbers[0]),

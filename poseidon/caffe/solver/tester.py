@@ -240,7 +240,7 @@ class Tester:
         """
         payloads = self._exchange.control.all_gather(join(score.pack() for score in scores))
         numbers = total([part for part in parts(payloads) if part]) / self._iterations
-        sizes, weights = output_sizes(self._net), self._net.loss_weights
+        sizes, weights = output_sizes(self._net), self._net.plan.loss_weights
         return float(numbers[0]), as_outputs(numbers[1:].tolist(), sizes, weights)
 
     def _precisions(

@@ -236,7 +236,7 @@ def score(
         log: receives the log lines of `caffe test`, a batch's as soon as it is finished.
         stopped: asked after each batch; True: the scores are those of the batches so far.
     """
-    weights, detects = net.loss_weights, evaluates_detections(net)
+    weights, detects = net.plan.loss_weights, evaluates_detections(net)
     inputs = None if detects else zero_inputs(net)
     if inputs:
         LOGGER.warning(

@@ -45,7 +45,7 @@ def test_outputs_and_loss() -> None:
     train, test = build(CLASSIFIER), build(CLASSIFIER, phase=TEST)
     assert list(train(BATCH)) == ["loss"] and list(test(BATCH)) == ["accuracy", "loss"]
     assert torch.equal(train(BATCH)["loss"], train.loss) is True
-    assert train.loss_weights == {"loss": 1.0} and test.loss_weights == {
+    assert train.plan.loss_weights == {"loss": 1.0} and test.plan.loss_weights == {
         "accuracy": 0.0,
         "loss": 1.0,
     }

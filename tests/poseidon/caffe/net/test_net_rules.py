@@ -62,7 +62,7 @@ def test_several_losses_on_shared_scores() -> None:
     torch.testing.assert_close(net.loss, loss)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(gradient(net, "ip"), weight.grad)
-    assert net.loss_weights == {"a": pytest.approx(0.3), "b": 1.0}
+    assert net.plan.loss_weights == {"a": pytest.approx(0.3), "b": 1.0}
 
 
 def test_propagate_down_false_stops_one_of_two_ways() -> None:
