@@ -65,13 +65,10 @@ class LoopCollections:
         session: TrainingSession,
         control: JobControl,
         on_progress: Callable[[LoopPosition], None],
-        *,
-        rank: int,
     ) -> None:
         self._session = session
         self._control = control
         self.on_progress = on_progress
-        self._rank = rank
         self._call: GroupCall | None = None
 
     @property
@@ -101,10 +98,11 @@ class LoopCollections:
             yield
         except PeerLeft as left:
             raise PeerLost(
-                f"worker {self._rank} {self._call}, but worker {left.worker} has left; {SAME_CALLS}"
+                f"worker {self._session.rank} {self._call}, but worker {left.worker} has left; "
+                f"{SAME_CALLS}"
             ) from left
         except PeerLost as lost:
-            raise PeerLost(f"worker {self._rank} {self._call}: {lost}") from lost
+            raise PeerLost(f"worker {self._session.rank} {self._call}: {lost}") from lost
         finally:
             self._call = None
 

@@ -95,7 +95,7 @@ class TrainingSession:
         rank: int = 0,
     ) -> None:
         self._table = table_of(applies, behind=behind, alone=alone)
-        self._most, self._turns, self._rank = passes, turns, rank
+        self._most, self._turns, self.rank = passes, turns, rank
         self.state = State.NEW
         self.passes = self.turn = 0
         self.steps = self.iterations = self.left_out = self.collections = 0
@@ -215,7 +215,7 @@ class TrainingSession:
             "state": self.state.value,
             "legal": ", ".join(one.value for one in self._table[self.state]) or "nothing",
             "place": self.place,
-            "rank": self._rank,
+            "rank": self.rank,
             "step": self.steps + 1,
             "steps": self.steps,
             "passes": self.passes,

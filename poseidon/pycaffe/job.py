@@ -57,12 +57,10 @@ class JobMember(MeanLoop):
         ]
         context = self._context
         context.reducers.append(self)
-        net, rank = solver.net._built.compiled, context.worker.rank
+        net = solver.net._built.compiled
         self._open(context, self._tensors, net, iterations=solver.iter)
         self._set_iterations(solver.iter)
-        self._collections = LoopCollections(
-            self._session, self._exchange.control, context.report, rank=rank
-        )
+        self._collections = LoopCollections(self._session, self._exchange.control, context.report)
         self._tree = StateTree(context.member)
         self._tree.add(self._leaves())
         context.loops.add(self)

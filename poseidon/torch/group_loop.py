@@ -95,9 +95,7 @@ class GroupLoop:
             alone=worker.size == 1,
             rank=worker.rank,
         )
-        self.collections = LoopCollections(
-            self.session, self.exchange.control, context.report, rank=worker.rank
-        )
+        self.collections = LoopCollections(self.session, self.exchange.control, context.report)
         self.watch: ModuleWatch | None = None
         self.tables = TableGroup()
         self.masters = Masters(plan.tensors, plan.sources)
