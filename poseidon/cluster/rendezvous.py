@@ -1,17 +1,15 @@
-"""The tasks of a scheduler's job: what its environment says of them, the hosts that they run on, and the key by which they meet.
+"""The tasks of a scheduler's job: which one this process is, the hosts that they run on, and the key
+by which they meet.
 
-Law: pure. On each host the task with local rank 0 starts all processes, as many workers as the
-host has tasks; the hosts are numbered by the ranks of these tasks.
-
-The key file of a rendezvous, which only the tasks of a job can read, and the key pairs
-derived from it.
-
-Law: the key itself is never sent. Each side derives a key pair from it, accepts the other side's
-pair only, and all messages are encrypted with session keys that are gone when the rendezvous ends.
-
-Law: pure; variables in, a `Task` out. The innermost scheduler decides: torchrun inside of a Slurm
-step, and mpirun, whose daemons Slurm starts. A missing or illegal variable is one error that names
-it.
+Laws:
+* Pure, the files of keys apart. A missing or illegal variable is one error that names it.
+* The innermost scheduler decides: torchrun inside of a Slurm step, and mpirun, whose daemons Slurm
+  starts.
+* On each host the task with local rank 0 starts all processes, as many workers as the host has
+  tasks; the hosts are numbered by the ranks of these tasks.
+* The key itself, in a file that only the tasks of a job can read, is never sent. Each side derives a
+  key pair from it, accepts the other side's pair only, and all messages are encrypted with session
+  keys that are gone when the rendezvous ends.
 
 Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ
 (OMPI_COMM_WORLD_*), MPICH's Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs
