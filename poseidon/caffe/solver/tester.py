@@ -34,7 +34,7 @@ from poseidon.caffe.solver.detection import (
     discard_results,
     save_results,
 )
-from poseidon.caffe.solver.replica import Replica, WorkerNets
+from poseidon.caffe.solver.replica import Replica
 from poseidon.exchange.exchange import Exchange
 from poseidon.observe.metrics.record import Output, TestRecord
 from ps_server.rules import plain_sum
@@ -166,9 +166,9 @@ class Tester:
     def _net(self) -> Net:
         return self._replica.nets[0].tests[self._index]
 
-    def skip_to(self, passes: int, of: Sequence[WorkerNets]) -> None:
+    def skip_to(self, passes: int) -> None:
         """Continue as if `passes` test passes had been made."""
-        for nets in of:
+        for nets in self._replica.nets:
             done = own_batches(nets.number, self._workers, 0, passes * self._iterations)
             for _, reader in nets.tests[self._index].readers():
                 reader.skip_to(done)

@@ -189,7 +189,7 @@ class Trainer:
             start=self.iteration,
         )
         for tester in self._testers:
-            tester.skip_to(self._state.tests_done, self._replica.nets)
+            tester.skip_to(self._state.tests_done)
 
     def _on(self, event: LoopEvent) -> None:
         for act in self._session.on(event):
