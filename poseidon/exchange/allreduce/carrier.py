@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from torch import Tensor
 
@@ -23,13 +21,12 @@ from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
-from poseidon.exchange.device import HOST, Event, Streams, device_of
+from poseidon.exchange.device import HOST, device_of
 from poseidon.exchange.job_control import JobControl, LinksControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce
-from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
 from ps_server.rules import clip_factor, squares_of
@@ -72,7 +69,6 @@ class AllReduceCarrier(GradientCarrier):
         self.state = LocalHistories(tensors, replicated=True)
         first = next(iter(tensors.values()), None)
         device = HOST if first is None else device_of(first.tensor.device)
-        self._streams = Streams.of(device)
         statistics = [index for index, t in tensors.items() if t.statistics]
         order = [
             *(index for index in reversed(list(tensors)) if index not in statistics),
@@ -80,32 +76,22 @@ class AllReduceCarrier(GradientCarrier):
         ]
         sizes = {index: tensors[index].tensor.numel() for index in order}
         self._sums = Sums(sizes, peers, member.placed, device, bucket_bytes=bucket_bytes)
-        self._copies = SerialExecutor(
-            f"sums-out-{peers.rank}",
-            peers.failing("sending gradients failed"),
-            threaded=not device.is_host,
-            timeout_s=peers.timeout_s,
-        )
-        self._begun: Counter[int] = Counter()
-        self._due: set[int] = set()
+        self._due: dict[int, Step] = {}
+        """The iterations whose means are to be taken, by tensor."""
         self._scale: float | None = None
-        self._step = self._due_step = Step(settings.start_clock - 1, (0.0,))
+        self._step = Step(settings.start_clock, (0.0,))
+        """The iteration under way, or the next one."""
 
     @property
     def _is_beside_server(self) -> bool:
         return not isinstance(self._control, LinksControl)
-
-    @property
-    def _finished(self) -> int:
-        """Iterations finished."""
-        return self._due_step.iteration + 1
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         with_histories = True
         if clock is None:
             with_histories = self._meet(resumed=bool(histories))
         else:
-            self._due_step = Step(clock - 1, (0.0,))
+            self._step = Step(clock, (0.0,))
         self.state.load(histories)
         if self._is_beside_server:
             bring_histories(self.state.flat(), self._control, given=bool(histories))
@@ -153,80 +139,63 @@ class AllReduceCarrier(GradientCarrier):
         if self._peers.rank == 0:
             self._sums.send_values(values)
         for index, tensor in values.items():
-            tensor.copy_(self._sums.mean(index, self._finished))
+            tensor.copy_(self._sums.mean(index, self._step.iteration))
 
     def start(self, step: Step) -> None:
         self._step = step
 
     def begin(self, index: int, gradient: Tensor) -> None:
         self.wait(index)  # a backward pass may reach a tensor that no forward pass has waited for
-        self._begun[index] += 1
-        self._fill(index, gradient.detach().reshape(-1))
-
-    def _fill(self, index: int, part: Tensor | None) -> None:
-        """Fill a tensor's part of the sum in the background; None: with zeros."""
-        self._copies.call(partial(self._copy, index, part, self._streams.device.event()))
-
-    def _copy(self, index: int, part: Tensor | None, ready: Event) -> None:
-        memory = self._sums.view(index)
-        if part is None:
-            ready.synchronize()  # the last mean may still be on its way from there to the device
-            memory.zero_()
-        else:
-            device, out, _ = self._streams
-            device.copy(part, memory, out, ready).synchronize()
-        self._sums.filled(index)
+        self._sums.fill(index, gradient.detach().reshape(-1))
 
     def wait(self, index: int) -> None:
-        if index in self._due:
-            self._due.remove(index)
-            self._update(index)
-
-    def _update(self, index: int) -> None:
+        if (step := self._due.pop(index, None)) is None:
+            return
         own = self.state.of[index]
         if own.trained.statistics:
-            own.flat.copy_(self._mean(index), non_blocking=True)
+            own.flat.copy_(self._sums.mean(index, step.iteration), non_blocking=True)
             return
-        scale = self._gradient_factor()
-        own.apply(self._mean(index).to(own.flat.device, non_blocking=True), self._due_step, scale)
+        scale = self._gradient_factor(step.iteration)
+        gradient = self._sums.mean(index, step.iteration)
+        own.apply(gradient.to(own.flat.device, non_blocking=True), step, scale)
 
-    def _mean(self, index: int) -> Tensor:
-        self._copies.drain()  # a round begins with the last of its copies
-        return self._sums.mean(index, self._due_step.iteration)
-
-    def _gradient_factor(self) -> float:
-        """Return the factor of the mean gradients.
+    def _gradient_factor(self, iteration: int) -> float:
+        """Return the factor of the mean gradients of an iteration.
 
         With a limit on their norm it waits for all of them.
         """
         if self._scale is None:
             self._scale = self._settings.gradient_scale
             if self._settings.clip is not None:
-                norms, iteration = self._norms, self._due_step.iteration
-                total = (
-                    self._all_squares(self._squares()) if norms is None else norms.total(iteration)
-                )
+                if self._norms is None:
+                    total = self._all_squares(self._squares(iteration))
+                else:
+                    total = self._norms.total(iteration)
                 self._scale *= clip_factor(total, self._settings.clip)
         return self._scale
 
-    def _squares(self) -> list[float]:
+    def _squares(self, iteration: int) -> list[float]:
         gradients = [index for index, own in self.state.of.items() if not own.trained.statistics]
-        return [square for index in gradients for square in squares_of(self._mean(index))]
+        return [
+            square
+            for index in gradients
+            for square in squares_of(self._sums.mean(index, iteration))
+        ]
 
     def finish(self, limit: float) -> None:
-        self.settle(self._finished)
-        for index, own in self.state.of.items():
-            for _ in range(self._begun[index], self._sums.nodes):
-                self._fill(index, own.flat if own.trained.statistics else None)
-        self._begun.clear()
-        self._due = set(self.indices)
-        self._due_step = self._step
+        step, tensors = self._step, self.state.of
+        self.settle(step.iteration)
+        statistics = {i: own.flat for i, own in tensors.items() if own.trained.statistics}
+        self._sums.end_round(statistics)
+        self._due = dict.fromkeys(tensors, step)
+        self._step = step._replace(iteration=step.iteration + 1)
         self._scale = None
-        is_root = self._peers.rank == 0
-        if is_root and self._norms is not None and self._settings.clip is not None:
-            self._norms.add("all-reduce", self._step.iteration, self._squares())
-        if self._settings.clip is not None and self._all_squares is not math.fsum:
-            self._gradient_factor()  # others wait for it whose planes have other tensors
+        if self._settings.clip is None:
+            return
+        if self._peers.rank == 0 and self._norms is not None:
+            self._norms.add("all-reduce", step.iteration, self._squares(step.iteration))
+        if self._all_squares is not math.fsum:
+            self._gradient_factor(step.iteration)  # others, with other tensors, wait for it
 
     def settle(self, clock: int) -> None:
         for index in self.indices:
@@ -237,6 +206,4 @@ class AllReduceCarrier(GradientCarrier):
 
     def close(self) -> None:
         """Leave. The others' waits for this worker end with an error."""
-        self._copies.close()
-        self._peers.close(self._finished)
-        self._sums.close()
+        self._sums.close(self._step.iteration)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from poseidon.exchange.allreduce.memory import SumsMemory
 from poseidon.exchange.allreduce.sum_rounds import FLOAT_BYTES, Buckets, SumRounds
-from poseidon.exchange.device import Device
+from poseidon.exchange.device import Device, Event, Streams
 from poseidon.exchange.observer import Traffic, TransitTimes
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.serial_executor import SerialExecutor
@@ -72,9 +72,8 @@ class BucketTraffic:
 class Sums:
     """The sums of one worker over all workers.
 
-    In a round each tensor is filled once for each node of this worker, in the order of the nodes:
-    `view` gives the memory, `filled` lets it leave. `mean` waits for the mean over all virtual
-    workers.
+    In a round each tensor is filled once for each node of this worker, in the order of the nodes.
+    `mean` waits for the mean over all virtual workers.
 
     Args:
         sizes: elements of each tensor, by index, in the order in which their gradients come; the
@@ -107,6 +106,13 @@ class Sums:
         self._unfilled = [list(of_node) for _ in workers.nodes(peers.rank)]
         self._trees: list[TreeSum[Tensor]] = list(map(self._new_tree, range(len(layout))))
         self.traffic = BucketTraffic(layout)
+        self._streams = Streams.of(device)
+        self._copies = SerialExecutor(
+            f"sums-out-{peers.rank}",
+            peers.failing("sending gradients failed"),
+            threaded=not device.is_host,
+            timeout_s=peers.timeout_s,
+        )
         self._adding = SerialExecutor(
             f"add-{peers.rank}",
             peers.failing("adding gradients failed"),
@@ -128,23 +134,31 @@ class Sums:
 
         return TreeSum(self._workers.count, add)
 
-    @property
-    def nodes(self) -> int:
-        """How often each tensor is filled in a round."""
-        return len(self._unfilled)
-
-    def view(self, index: int) -> Tensor:
-        """Return the memory for a tensor's next gradient in this round; call `filled` once it is
-        written.
+    def fill(self, index: int, part: Tensor | None) -> None:
+        """Fill a tensor's next part of the sum in the background; None: with zeros. Buckets that
+        are complete leave.
 
         The tensor's last mean must have been used.
         """
-        return self.memory.own.copies[self._filled[index]][self._layout.places[index]]
+        node = self._filled[index] % len(self._unfilled)
+        self._filled[index] += 1
+        self._copies.call(partial(self._copy, index, node, part, self._streams.device.event()))
 
-    def filled(self, index: int) -> None:
-        """Note that the gradient is written. Buckets that are complete leave."""
-        node = self._filled[index]
-        self._filled[index] = (node + 1) % self.nodes
+    def end_round(self, statistics: Mapping[int, Tensor]) -> None:
+        """Fill the parts that are missing: with the values of statistics, or with zeros."""
+        for index, filled in self._filled.items():
+            for _ in range(filled, len(self._unfilled)):
+                self.fill(index, statistics.get(index))
+        self._filled = dict.fromkeys(self._filled, 0)
+
+    def _copy(self, index: int, node: int, part: Tensor | None, ready: Event) -> None:
+        memory = self.memory.own.copies[node][self._layout.places[index]]
+        if part is None:
+            ready.synchronize()  # the last mean may still be on its way from there to the device
+            memory.zero_()
+        else:
+            device, out, _ = self._streams
+            device.copy(part, memory, out, ready).synchronize()
         if node == 0:
             self.traffic.transit.depart(index)
         unfilled = self._unfilled[node]
@@ -224,6 +238,7 @@ class Sums:
             StalenessTimeout: the mean did not come in time; the text names the workers from whom
                 something is missing.
         """
+        self._copies.drain()  # a round begins with the last of its copies
         buckets = self._layout.of[index]
 
         def has_come() -> bool | None:
@@ -242,8 +257,10 @@ class Sums:
         )
         return self.memory.own.copies[0][self._layout.places[index]]
 
-    def close(self) -> None:
-        """Stop to add. The connections close first."""
+    def close(self, iterations: int) -> None:
+        """Leave after so many iterations, and stop to add. Safe to call twice."""
+        self._copies.close()
+        self._peers.close(iterations)
         self._adding.close()
         with self._peers.monitor:
             self._trees.clear()

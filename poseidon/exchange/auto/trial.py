@@ -268,8 +268,7 @@ def _sums(
 
     def exchange(tables: range) -> None:
         for table in tables:
-            sums.view(table).copy_(gradients[table])
-            sums.filled(table)
+            sums.fill(table, gradients[table])
         for table in tables:
             mean = sums.mean(table, -1).to(device)
             update(rule, mean, histories[table], values[table], rate=0.0, step=0)
@@ -282,8 +281,7 @@ def _sums(
         yield exchange
         client.barrier()  # a worker that leaves at once ends sums that others still wait for
     finally:
-        peers.close(0)
-        sums.close()
+        sums.close(0)
 
 
 def _by_turns(

@@ -48,8 +48,7 @@ def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> 
     assert not control.requests
     assert not control._collections.payloads
     assert not sums._adding._queued
-    peers.close(0)
-    sums.close()
+    sums.close(0)
 
 
 def test_a_refused_message_names_its_sender_by_its_rank_in_the_job() -> None:
@@ -58,8 +57,7 @@ def test_a_refused_message_names_its_sender_by_its_rank_in_the_job() -> None:
     header = msgpack.packb([VERSION, "Values", 0, 0])
     with pytest.raises(RemoteProtocolError, match=r"^worker 4: values came"), peers.monitor:
         peers._receive(1, [header, bytes(4)])
-    peers.close(0)
-    sums.close()
+    sums.close(0)
 
 
 def test_a_worker_without_an_address_is_named_by_its_rank_in_the_job() -> None:

@@ -129,13 +129,20 @@ def simulate(world: World) -> None:
 
 
 class Work:
-    """Stands for the executor of a thread: a task makes its calls."""
+    """Stands for an executor: a task makes the calls of its thread."""
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, *_: object, threaded: bool, **__: object) -> None:
+        self._threaded = threaded
         self.calls: deque[Callable[[], None]] = deque()
 
     def call(self, function: Callable[[], None]) -> None:
-        self.calls.append(function)
+        if self._threaded:
+            self.calls.append(function)
+        else:
+            function()
+
+    def drain(self) -> None:
+        assert not self._threaded
 
 
 class Worker:
@@ -212,8 +219,7 @@ class Worker:
             for index in reversed(range(len(self._weights))):
                 yield self._random.random() * 0.004
                 own = _sum_of(node, workers.count, self._weights[index], iteration)
-                sums.view(index).copy_(own)
-                sums.filled(index)
+                sums.fill(index, own)
                 self.process.ask_all()
                 self._check_memory()
         for index, weight in enumerate(self._weights):

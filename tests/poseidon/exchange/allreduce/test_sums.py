@@ -66,8 +66,7 @@ def together(
         try:
             body(rank, sums, peers)
         finally:
-            peers.close(ROUNDS)
-            sums.close()
+            sums.close(ROUNDS)
 
     with ThreadPoolExecutor(len(ends)) as pool:
         for future in [pool.submit(run, rank) for rank in range(len(ends))]:
@@ -117,8 +116,7 @@ def test_means_have_the_bits_of_the_tree(
         for round_ in range(ROUNDS):
             for node in workers.nodes(rank):
                 for index in SIZES:
-                    sums.view(index).copy_(sum_of(node, workers.count, round_, index))
-                    sums.filled(index)
+                    sums.fill(index, sum_of(node, workers.count, round_, index))
             for index in SIZES:
                 expected = sum_of(whole, workers.count, round_, index).div_(workers.count)
                 mean = sums.mean(index, round_)
@@ -147,8 +145,7 @@ def test_values_of_rank_0_come_to_all_and_count_as_no_traffic(encrypted: bool) -
         )
         ready.wait()
         for index in SIZES:
-            sums.view(index).fill_(rank)
-            sums.filled(index)
+            sums.fill(index, torch.full((SIZES[index],), float(rank)))
         assert all(sums.mean(index, 0).eq(1).all() for index in SIZES)
         moved = sum(one.bytes_out + one.bytes_in for one in sums.traffic.of_tensors().values())
         whole = 4 * sum(SIZES.values())
@@ -163,7 +160,7 @@ def test_a_worker_that_leaves_early_is_named() -> None:
         if rank == 2:
             return
         for index in SIZES:
-            sums.filled(index)
+            sums.fill(index, None)
         with pytest.raises(PeerLeft, match=rf"^worker 2 has left after {ROUNDS} .* worker {rank} "):
             sums.mean(0, ROUNDS)
         told.wait()  # who leaves first would be named to the other one
@@ -176,7 +173,7 @@ def test_a_worker_that_sends_nothing_is_named() -> None:
     def body(rank: int, sums: Sums, _: Peers) -> None:
         if rank == 0:
             for index in SIZES:
-                sums.filled(index)
+                sums.fill(index, None)
             with pytest.raises(StalenessTimeout, match="the sum of iteration 7 did not arrive"):
                 sums.mean(0, 7)
             ended.set()
