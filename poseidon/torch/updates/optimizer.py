@@ -9,6 +9,7 @@ it changes nothing.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,16 @@ def check_closure(optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(
             CLOSURE.format(f"{name} runs the loss itself, by the closure of its step()")
         )
+
+
+def let_be_hooked(optimizer: Optimizer) -> None:
+    """Let hooks be registered on an optimizer that wraps a second one, such as a published Lookahead,
+    and leaves out `Optimizer.__init__`.
+    """
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        optimizer._optimizer_step_pre_hooks = OrderedDict()
+        optimizer._optimizer_step_post_hooks = OrderedDict()
+        optimizer._patch_step_function()
 
 
 def check_no_closure(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:

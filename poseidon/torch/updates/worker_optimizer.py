@@ -34,6 +34,7 @@ from poseidon.torch.updates.optimizer import (
     check_closure,
     check_no_closure,
     exchanged_parameters,
+    let_be_hooked,
     load_optimizer,
     loading,
     refuse_lr,
@@ -54,6 +55,7 @@ class WorkerOptimizerUpdate(GroupUpdate):
 
     def __init__(self, optimizer: torch.optim.Optimizer, context: WorkerContext) -> None:
         check_closure(optimizer)
+        let_be_hooked(optimizer)
         if context.member.options.staleness and not context.member.options.local_steps:
             raise UsageError(
                 "a torch.optim optimizer on the workers needs --staleness=0, not "

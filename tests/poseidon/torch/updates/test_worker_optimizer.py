@@ -88,6 +88,41 @@ def test_loops_that_are_not_plain(
         assert torch.equal(ends[0][name], ends[1][name])
 
 
+class Lookahead(torch.optim.Optimizer):
+    """As it is published: it shares the groups and the state of the optimizer that it wraps."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        parameters = (p for group in self.param_groups for p in group["params"])
+        with torch.no_grad():
+            for slow, parameter in zip(self.slow, parameters, strict=True):
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+
+
+def test_an_optimizer_may_wrap_a_second_one() -> None:
+    def trains(net: nn.Module, x: Tensor, step: Callable[[], object]) -> None:
+        for _ in range(3):
+            net.zero_grad()
+            losses(net, x).backward()
+            step()
+
+    alone = build(0)
+    trains(alone, records(0, 1), Lookahead(sgd(alone)).step)
+    ends = together(
+        2,
+        build,
+        lambda net: Lookahead(sgd(net)),
+        lambda net, group: trains(net, records(group.rank, 2), group.step),
+    )
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(ends[0][name], value, rtol=1e-5, atol=1e-6)
+
+
 def test_a_hook_on_a_weight_keeps_it_from_travelling_as_factors() -> None:
     seen: list[Tensor] = []
 
