@@ -206,7 +206,7 @@ class Collectives:
         The receiver gets its tensors in the order in which `sending` was called.
         """
         self._sent[receiver, tag] += 1
-        message = self._message(tensor, self._sent[receiver, tag], tag, self.mesh.place())
+        message = self._message("send", tensor, self._sent[receiver, tag], tag, self.mesh.place())
         return lambda: message.send([receiver], 0, tensor)
 
     def receiving(self, tensor: Tensor, sender: int | None, tag: int) -> Callable[[], int]:
@@ -235,7 +235,7 @@ class Collectives:
             return expected if expected.message is not None else None
 
         def receive() -> int:
-            call = self._message(tensor, 0, tag, place)
+            call = self._message("recv", tensor, 0, tag, place)
             call.meet(tensor)
             found = call.wait_for(arrived, expected.senders)
             pending.remove(found)
@@ -253,11 +253,12 @@ class Collectives:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         return _Call(self, CollectiveCall(self._group, self._number, text, self.place, limit_s))
 
-    def _message(self, tensor: Tensor, number: int, tag: int, place: str) -> _Call:
-        text = f"send({described(tensor)}, tag {tag})"
-        return _Call(
-            self, CollectiveCall(f"{self._group}/{tag}", number, text, place, self.timeout_s)
+    def _message(self, name: str, tensor: Tensor, number: int, tag: int, place: str) -> _Call:
+        group, what = f"{self._group}/{tag}", f"({described(tensor)}, tag {tag})"
+        call = CollectiveCall(
+            group, number, f"send{what}", place, self.timeout_s, called=f"{name}{what}"
         )
+        return _Call(self, call)
 
 
 @dataclass(slots=True, eq=False)

@@ -53,20 +53,27 @@ class Message(NamedTuple):
 
 
 class CollectiveCall(NamedTuple):
-    """A collective as this worker makes it; for messages and errors."""
+    """A collective as this worker makes it; for messages and errors.
+
+    Attributes:
+        text: equal on all workers.
+        called: stands for `text` in errors of this worker, if it is not empty.
+    """
 
     group: str
     number: int
     text: str
     place: str = ""
     timeout_s: float | None = None
+    called: str = ""
 
     def head(self, part: int) -> list[object]:
         """Return what the header of a message has of it."""
         return [self.group, self.number, part, self.text, self.place]
 
     def __str__(self) -> str:
-        return f"{self.text} ({self.place})" if self.place else self.text
+        called = self.called or self.text
+        return f"{called} ({self.place})" if self.place else called
 
 
 T = TypeVar("T")

@@ -239,6 +239,24 @@ def test_different_calls_are_an_error_that_names_both() -> None:
     assert "worker 1 calls all_reduce" in str(second)
 
 
+def test_a_receive_of_a_different_tensor_is_an_error_that_names_both_calls() -> None:
+    def run(mesh: Mesh) -> str:
+        group = Collectives(mesh, "0", range(2))
+        if mesh.rank:
+            group.sending(torch.zeros(4), 0, 1)()
+            return ""
+        with pytest.raises(UsageError) as error:
+            group.receiving(torch.zeros(1), 1, 1)()
+        return str(error.value)
+
+    with meshes(2) as made:
+        first, _ = on_all(made, run)
+    assert first == (
+        "worker 0 calls recv(1 x float32, tag 1), but worker 1 send(4 x float32, tag 1); "
+        "all workers must make the same calls in the same order"
+    )
+
+
 def test_a_worker_that_has_left_is_an_error() -> None:
     def run(mesh: Mesh) -> None:
         group = Collectives(mesh, "0", range(2))
