@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeGuard
+from weakref import ref
 
 import torch
 import torch.distributed
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.mean_loop import MeanReducer, check_one_batch
-from poseidon.engine.worker_context import WorkerContext
+from poseidon.engine.worker_context import Closing, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
@@ -61,11 +62,14 @@ class BucketReducer(MeanReducer):
     layers may travel as factors, and with how many rows: those of which all workers have factors
     and nothing else. Then the exchange opens. Whatever else a later pass adds to such a gradient
     leaves as further rows (`exchange/factors/taps.py`).
+
+    It does not keep the module alive, and an exchange that opens closes those of modules that no
+    worker has any more: a script may make many modules, for cross-validation for instance.
     """
 
     def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
         super().__init__(context)
-        self.module = module
+        self._module = known = ref(module)
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         reduced = reduced_parameters(module)
         self._names = {parameter: name for name, parameter in reduced.items()}
@@ -84,7 +88,7 @@ class BucketReducer(MeanReducer):
                 takes=lambda: self._reduces,
                 of_16_bits=False,
                 # torch leaves the `grad` of an unused parameter as it is
-                shows_use=lambda: module.find_unused_parameters or module.static_graph,
+                shows_use=lambda: _shows_use(known()),
             )
             for weight, layer in layers.items()
             if weight in self._names and weight.dtype is torch.float32
@@ -101,6 +105,10 @@ class BucketReducer(MeanReducer):
         self._means: list[Tensor] = []
         module.register_forward_pre_hook(OfOneModule(self._before_forward))
         self._is_hook = self._says_hook = False
+
+    def is_of(self, module: DistributedDataParallel | None) -> bool:
+        """Return whether it reduces a module; None: whether its own is gone."""
+        return self._module() is module
 
     def close(self) -> None:
         for tap in self._taps.values():
@@ -202,16 +210,24 @@ class BucketReducer(MeanReducer):
                 for u, v in tap.take():
                     gradient.addmm_(u.t(), v)
         distributed: Any = torch.distributed
-        least, most = (torch.tensor(rows, device="cpu") for _ in range(2))
+        opened = [one for one in self._context.reducers if one is not self and _is_open(one)]
+        gone = [int(one.is_of(None)) for one in opened]
+        least, most = (torch.tensor(rows + gone, device="cpu") for _ in range(2))
         distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
         distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+        for one, is_gone in zip(opened, least.tolist()[len(rows) :], strict=True):
+            if is_gone:
+                self._context.reducers.remove(one)
+                one.close()
         for bucket, _ in self._waiting:
             _average(bucket)
         self._means = [
             torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
             for parameter in self._sent
         ]
-        mean, embeddings = Rule(kind=RuleKind.MEAN), looked_up(self.module.module)
+        module = self._module()
+        assert module is not None
+        mean, embeddings = Rule(kind=RuleKind.MEAN), looked_up(module.module)
         tensors = [
             Trained(
                 name=self._names[parameter],
@@ -221,10 +237,10 @@ class BucketReducer(MeanReducer):
                 looked_up=parameter in embeddings,
             )
             for parameter, tensor, low, high in zip(
-                self._sent, self._means, least.tolist(), most.tolist(), strict=True
+                self._sent, self._means, least.tolist(), most.tolist(), strict=False
             )
         ]
-        self._open(context, tensors, self.module.module, iterations=1)
+        self._open(context, tensors, module.module, iterations=1)
         self._watch()
         by_factors = self._exchange.by_factors
         used = {p for p, index in self._index.items() if index in by_factors}
@@ -239,6 +255,14 @@ def _with_sparse_gradients(module: nn.Module) -> set[Tensor]:
         for layer in module.modules()
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
     }
+
+
+def _shows_use(module: DistributedDataParallel | None) -> bool:
+    return module is not None and (module.find_unused_parameters or module.static_graph)
+
+
+def _is_open(reducer: Closing) -> TypeGuard[BucketReducer]:
+    return isinstance(reducer, BucketReducer) and reducer._observed is not None
 
 
 def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
@@ -269,7 +293,7 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
         raise UsageError(context.unfit_for_ddp)
     check_one_batch(context, "DistributedDataParallel")
     is_known = any(
-        isinstance(known, BucketReducer) and known.module is module for known in context.reducers
+        isinstance(known, BucketReducer) and known.is_of(module) for known in context.reducers
     )
     is_of_all = module.process_group is torch.distributed.group.WORLD
     if context.worker.size > 1 and is_of_all and not is_known:

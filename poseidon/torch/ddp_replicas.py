@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed
@@ -54,7 +55,7 @@ class DdpReplicas:
         rank: int,
         ranks: Sequence[int],
     ) -> None:
-        self._module = module
+        self._module = ref(module)
         self._options = options
         self._collect = collect
         self._weights = weights
@@ -77,7 +78,7 @@ class DdpReplicas:
         `join(divide_by_initial_world_size=False)` for means over those whose inputs have not ended,
         so. All workers call it together, before `compare`.
         """
-        if getattr(self._module, "_divide_by_initial_world_size", True):
+        if getattr(self._module(), "_divide_by_initial_world_size", True):
             return 1.0
         active = self._collect(b"\1" if self._has_run else b"\0")
         return len(active) / max(1, active.count(b"\1"))

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 TRAINS = '''
-import io, sys, torch, torch.distributed as dist
+import gc, io, sys, threading, weakref, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -55,6 +55,19 @@ for _ in range(3):
 loss(ddp).backward()
 near(ddp, [3 * g for g in mean_of(build, losses)])
 torch.save(ddp, io.BytesIO())
+
+# a module that the script does not keep is freed, and its exchange closes as the next one opens
+def exchanges_after_one():
+    ddp = DistributedDataParallel(build())
+    loss(ddp).backward()
+    gone = weakref.ref(ddp)
+    del ddp
+    gc.collect()
+    assert gone() is None
+    return sum(one.name == "poseidon-statistics" for one in threading.enumerate())
+assert [exchanges_after_one() for _ in range(3)] == [2, 2, 2]
+loss(ddp).backward()
+near(ddp, [4 * g for g in mean_of(build, losses)])
 
 # a weight that travels as factors, and from step 2 on has other parts: on one worker, then on all
 def penalty(weight, own): return 1e-3 * weight[3:5].square().sum()
