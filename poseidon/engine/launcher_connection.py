@@ -62,6 +62,7 @@ class Requests:
         self._notes = notes
         self._lock = threading.Lock()
         self._exchanges: list[Exchange] = []
+        self._stop_all = False
         self._root = self._is_closed = False
         self._early: list[dict[str, Any]] | None = None
         """Requests of a start after a pause that has no exchange yet; None: it has one."""
@@ -81,15 +82,18 @@ class Requests:
         with self._lock:
             self._early = []
 
-    def add(self, exchange: Exchange, rank: int) -> bool:
+    def add(self, exchange: Exchange, rank: int, *, stop_all: bool = False) -> bool:
         """Add an exchange. The first one added that is not closed forwards requests. One that comes
         after a stop was requested of one that has closed requests it again. Return whether it is
         the first of all: then `forward` is to be called.
+
+        Args:
+            stop_all: whether all that are open forward a stop: the script may leave the first idle.
         """
         before, still_open = self._exchanges, [one for one in self._exchanges if not one.closed]
-        self._exchanges = [*still_open, exchange]
+        self._exchanges, self._stop_all = [*still_open, exchange], stop_all
         self._root = rank == 0
-        if before and self.stopping.is_set() and self._root and not still_open:
+        if before and self.stopping.is_set() and self._root and (stop_all or not still_open):
             exchange.control.request(SignalKind.STOP)
         with self._lock:
             early, self._early = self._early or [], None
@@ -113,7 +117,10 @@ class Requests:
                 # the training loop gets the same error and reports it
                 with contextlib.suppress(ServerError):
                     exchanges = [one for one in self._exchanges if not one.closed]
-                    (exchanges or self._exchanges)[0].control.request(kind)
+                    exchanges = exchanges or self._exchanges
+                    is_for_all = self._stop_all and kind is SignalKind.STOP
+                    for exchange in exchanges if is_for_all else exchanges[:1]:
+                        exchange.control.request(kind)
 
     def close(self) -> None:
         """Expect the launcher to go."""
@@ -248,9 +255,9 @@ class LauncherConnection:
             raise JobError("the job was stopped before training began")
         raise JobError("the launcher has not sent the addresses of the job")
 
-    def forward_requests(self, exchange: Exchange, rank: int) -> None:
+    def forward_requests(self, exchange: Exchange, rank: int, *, stop_all: bool = False) -> None:
         """Start to forward the launcher's requests to all workers; see `Requests.add`."""
-        if self.requests.add(exchange, rank):
+        if self.requests.add(exchange, rank, stop_all=stop_all):
             self._thread("poseidon-requests", self.requests.forward).start()
 
     @property

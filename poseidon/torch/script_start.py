@@ -81,8 +81,8 @@ class StartOfScript(LoopJob):
         self._work.report_snapshot(written)
 
     def opened(self, built: Built) -> None:
-        rank = self._work.document.rank
-        self._launcher.forward_requests(built.exchange, rank)
+        rank, stop_all = self._work.document.rank, self._work.document.ddp
+        self._launcher.forward_requests(built.exchange, rank, stop_all=stop_all)
         if self._exchanges == 0:  # its iterations are the job's
             options = self._work.document.member.options
             self._launcher.heartbeat.facts["most_lead"] = options.most_lead

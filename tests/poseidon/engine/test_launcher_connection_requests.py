@@ -64,3 +64,14 @@ def test_a_request_that_comes_before_the_exchange_of_the_next_start_waits_for_it
     assert not requests.add(after, 0)
     forward(requests)
     assert asked == [(1, SignalKind.REGROUP), (1, SignalKind.STOP)]
+
+
+def test_a_stop_goes_to_all_exchanges_where_a_script_may_leave_the_first_idle() -> None:
+    (idle, used, later), asked = exchanges(3)
+    requests = Requests({})
+    requests.add(idle, 0, stop_all=True)
+    requests.add(used, 0, stop_all=True)
+    forward(requests, "snapshot", "stop")
+    requests.add(later, 0, stop_all=True)
+    assert asked[0] == (0, SignalKind.SNAPSHOT)
+    assert {number for number, kind in asked if kind is SignalKind.STOP} == {0, 1, 2}
