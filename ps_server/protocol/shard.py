@@ -181,7 +181,7 @@ class Shard:
     def memory_bytes(self) -> int:
         """Bytes of all values and histories. Any thread may read it."""
         return self._rows.memory_bytes + sum(
-            4 * cell.chunk.size * (1 + len(cell.history))
+            4 * cell.chunk.size * (1 + len(cell.stored.history))
             for cell in list(self.present.cells.values())
         )
 
@@ -264,9 +264,9 @@ class Shard:
     def _initial(self, rank: int, initial: m.Initial) -> Iterator[Outgoing]:
         cell = self._cell(initial.table, initial.chunk)
         first = next(iter(cell.workers))
-        if rank != first or cell.value is not None:
+        if rank != first or cell.stored.value is not None:
             raise RemoteProtocolError(f"{cell.name} gets one initial value, from worker {first}")
-        cell.restore(initial.arrays)
+        cell.stored.restore(initial.arrays)
         yield from self._begin()
 
     def _begin(self) -> Iterator[Outgoing]:
@@ -275,24 +275,24 @@ class Shard:
         """
         present = self.present
         ready = len(present.agreed) == self.members.workers and all(
-            cell.value is not None for cell in present.cells.values()
+            cell.stored.value is not None for cell in present.cells.values()
         )
         if ready and not present.begun:
             present.begun = True
             for cell in present.cells.values():
                 yield from self._send_value(cell, cell.clock, cell.workers)
-                cell.make_replica(of_values(present.store, cell.spec))
+                cell.stored.make_replica(of_values(present.store, cell.spec))
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
         cell = self._own_cell(rank, push.table, push.chunk)
         if not self.present.begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
         cell.check_push(rank, push)
-        if cell.adds_changes:
+        if cell.spec.adds_changes:
             yield from self._add(rank, cell, push)
             return
         cell.take(rank, push)
-        if cell.complete:
+        if cell.is_complete:
             yield from self._complete(cell)
 
     def _complete(self, cell: Cell) -> Iterator[Outgoing]:
@@ -300,7 +300,7 @@ class Shard:
             yield from self._apply(cell, 1.0, cell.workers)
             return
         cells = [other for other in self.present.cells.values() if other.spec.follows_gradients]
-        if all(other.complete for other in cells):
+        if all(other.is_complete for other in cells):
             sums = exact_sum(part for other in cells for part in other.squares())
             yield self.members.to(0, m.PartialNorm(cell.clock, sums))
 
@@ -317,7 +317,7 @@ class Shard:
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
         store = self.present.store
         cells = [cell for cell in self.present.cells.values() if cell.spec.follows_gradients]
-        if rank != 0 or not all(cell.complete and cell.clock == norm.clock for cell in cells):
+        if rank != 0 or not all(cell.is_complete and cell.clock == norm.clock for cell in cells):
             raise RemoteProtocolError(
                 f"a norm of iteration {norm.clock} is not awaited from worker {rank}"
             )
@@ -339,12 +339,13 @@ class Shard:
             cell.share_value(lambda size: self.allocate(size, peers))
         cell.apply(factor * store.gradient_scale)
         self.counts.updates += 1
-        if cell.skipped:
+        value, replica = cell.stored.value, cell.stored.replica
+        if cell.pushes.skipped:
             yield from self._send(cell, cell.clock, ranks, EMPTY)
-        elif cell.replica is not None:
-            assert cell.value is not None
-            cell.replica.follow(cell.value, cell.clock - 1)
-            yield from self._send(cell, cell.clock, ranks, as_array(cell.replica.change))
+        elif replica is not None:
+            assert value is not None
+            replica.follow(value, cell.clock - 1)
+            yield from self._send(cell, cell.clock, ranks, as_array(replica.change))
         elif cell.packed is not None:
             yield from self._send(cell, cell.clock, ranks, cell.packed)
         elif store.consistency is not Consistency.SSP:
@@ -419,8 +420,8 @@ class Shard:
                 cell.own[rank] = cell.clock
 
     def _add(self, rank: int, cell: Cell, push: m.Push) -> Iterator[Outgoing]:
-        assert cell.value is not None
-        cell.value.add_(as_tensor(push.array))
+        assert cell.stored.value is not None
+        cell.stored.value.add_(as_tensor(push.array))
         cell.own[rank] += push.count
         self.counts.updates += 1
         cell.stale.update(worker for worker in cell.workers if worker != rank)
@@ -444,7 +445,9 @@ class Shard:
             )
         # pushes may come before the clock that they belong to
         early = store.consistency is Consistency.SSP_AGGR
-        cells = [c for c in self.present.cells.values() if c.adds_changes and c.spec.plane == plane]
+        cells = [
+            c for c in self.present.cells.values() if c.spec.adds_changes and c.spec.plane == plane
+        ]
         for cell in cells:
             own = cell.own[rank]
             if own < tick.clock or (own > tick.clock and not early):
@@ -480,10 +483,12 @@ class Shard:
             yield from self._send_value(cell, clock, ready)
 
     def _send_value(self, cell: Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
-        assert cell.value is not None
-        value = cell.value if cell.replica is None else cell.replica.value
+        value, replica = cell.stored.value, cell.stored.replica
+        if replica is not None:
+            value = replica.value
+        assert value is not None
         array = as_array(rounded(value, cell.spec.held_as))
-        if cell.adds_changes or cell.parts is not None:
+        if cell.spec.adds_changes or cell.parts is not None:
             array = array.copy()  # the next change may come before the transport has read this one
         yield from self._send(cell, clock, ranks, array)
 
@@ -499,7 +504,7 @@ class Shard:
 
     def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:
         cell, size = self._cell(get.table, get.chunk), 0
-        for tensor in cell.lend():
+        for tensor in cell.stored.lend():
             for piece in tensor.split(HISTORY_ELEMENTS):
                 history = m.History(get.table, get.chunk, cell.clock, size, piece.numpy())
                 yield self.members.to(rank, history)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server.protocol import cell as cell_module
 from ps_server.protocol import messages as m
+from ps_server.protocol import stored_chunk
 from ps_server.protocol.members import Outgoing
 from ps_server.protocol.settings import (
     Consistency,
@@ -132,7 +132,7 @@ def test_tiles_change_no_bit(
     spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=size, rule=rule),))
     found = set()
     for tile in (7, size):
-        monkeypatch.setattr(cell_module, "TILE", tile)
+        monkeypatch.setattr(stored_chunk, "TILE", tile)
         random = np.random.default_rng(0)
         shard = Shard(0, 1)
         shard.handle(peer(0), m.Hello(0, b""))
