@@ -194,7 +194,7 @@ class Client:
         self._pump.meter.pushed(table)
         payload = self._pump.session.on_the_wire(table, array)
         self._do(lambda: self._pump.session.push(table, payload, rate))
-        if self._pump.session.log is not None:
+        if self._pump.session.changes.log is not None:
             self._pump.wake()
 
     def clock_of(self, table: int) -> int:

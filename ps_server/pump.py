@@ -147,11 +147,12 @@ class Pump:
         """Queue what the budget allows of the changes that are held back; returns the seconds
         until it allows more.
         """
-        if self.session.log is None:
+        changes = self.session.changes
+        if changes.log is None:
             return POLL_S
         with self._monitor:
-            self.add(self.session.release(self._clock()))
-            wait_s = self.session.release_in_s(self._clock())
+            self.add(changes.release(self._clock(), self.session.clock))
+            wait_s = changes.log.wait_s(self._clock())
         return POLL_S if wait_s is None else min(wait_s, POLL_S)
 
     def _send_rest(self) -> Iterator[float]:

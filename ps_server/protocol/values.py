@@ -28,11 +28,8 @@ from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import (
     NUMPY_TYPES,
-    Compressor,
-    Feedback,
     add,
     key_of,
-    of_pushes,
     of_values,
 )
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, StoreSpec, TableSpec
@@ -82,23 +79,6 @@ class ChunkCopy:
         while at < own and (push := next(pushes, None)) is not None:
             at += push.iterations
         return at == own
-
-
-def feedback_for(
-    store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk], host: int
-) -> list[Feedback | Compressor]:
-    """Return what rounds or encodes a table's pushes, one for each virtual worker of a host;
-    none where they are sent as they are.
-    """
-    if not store.is_lossy(table):
-        return []
-    nodes = store.nodes(table, host)
-    if table.gradient_codec is not None:
-        return [Compressor(chunks, table.gradient_codec) for _ in nodes]
-    precision = of_pushes(store, table)
-    if precision is Precision.FLOAT32:
-        return []
-    return [Feedback(table.size, precision, reuse=table.staleness == 0) for _ in nodes]
 
 
 def check_array(

@@ -9,10 +9,6 @@ Laws:
 * Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
 * Read my writes: at staleness > 0 a value holds the worker's own changes, too. The session adds
   those that the shard had not yet added when it sent the value, from the log of own changes.
-* Under `SSPAggr` with a budget, changes may be held back and sent as a sum (`bandwidth.py`). At
-  clock c all changes of iterations < c + 1 - s have been sent, so no worker with as many finished
-  iterations as this one waits for them. A `Clock` message has the number of iterations whose
-  changes have all been sent, so the bound holds whatever is held back.
 * A renewed session (`renewed`) ignores the `Signal`s of a shard until that shard's `Welcome` to it:
   before it they may be of the previous session.
 * A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until
@@ -29,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -40,17 +35,14 @@ from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.clock import needed_clock
 from ps_server.protocol.collections_and_signals import WorkerCollections, WorkerSignals
 from ps_server.protocol.norm import WorkerNorm
-from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk, place
-from ps_server.protocol.precision import Compressor, of_pushes
 from ps_server.protocol.quorum import WorkerRounds
 from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
-from ps_server.protocol.values import ChunkCopy, Held, WorkerValues, check_array, feedback_for
+from ps_server.protocol.values import ChunkCopy, Held, WorkerValues, check_array
+from ps_server.protocol.worker_pushes import Parts, PushEncoder, SentChanges
 from ps_server.protocol.worker_rows import WorkerRows
 from ps_server.rules import history_count
 
-Parts = tuple[m.Payload, ...]
-"""What is pushed to each chunk of a table."""
 InitialValue = Callable[[int], Sequence[m.Payload]]
 """Maps the index of a table to [first value, history, ...], flat; the value as workers hold it, all
 others float32.
@@ -103,29 +95,20 @@ class Session:
         }
         """Among all workers, and among those with this worker's local rank."""
         self.rows = WorkerRows(store.shards)
-        self.log = log if store.consistency is Consistency.SSP_AGGR else None
-        self._sent_clock = store.start_clock
-        self.values = WorkerValues(store, place(store).chunks, self.own_tables, self.log)
-        host, own = self.seat.host, frozenset(self.own_tables)
-        self._feedback = [
-            feedback_for(store, spec, row, host) if table in own else []
-            for table, (row, spec) in enumerate(self._rows())
-        ]
-        self._encoded = [0] * len(store.tables)  # pushes so far that were encoded or rounded
-        self._nodes = [store.nodes(table, host) for table in store.tables]
+        log = log if store.consistency is Consistency.SSP_AGGR else None
+        chunks = place(store).chunks
+        self.values = WorkerValues(store, chunks, self.own_tables, log)
+        self.changes = SentChanges(store, self.values, log)
+        self._encoder = PushEncoder(store, self.seat.host, chunks, self.own_tables)
         self.rounds = WorkerRounds(rank, store.shards) if store.quorum else None
         self._hello: m.Hello | None = m.Hello(rank, token)
         """What `start` sends first; None: the shards know this worker."""
         self.stays_on: set[int] | None = None
         """Shards that have not answered the `Leave` of this session; None: it has not left."""
         self._started = False
-        bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
+        rows = zip(chunks, store.tables, strict=True)
+        bulk = {c.shard for row, t in rows if t.follows_gradients for c in row}
         self.norm = WorkerNorm(self.seat, bulk, outside=store.outside_norm, clock=store.start_clock)
-        copies = (copy for copy, spec in self._own_copies() if spec.adds_changes)
-        self._clocked = sorted({copy.chunk.shard for copy in copies})
-
-    def _rows(self) -> list[tuple[Sequence[Chunk], TableSpec]]:
-        return list(zip(self.values.chunks, self.store.tables, strict=True))
 
     def _own_copies(self) -> Iterator[tuple[ChunkCopy, TableSpec]]:
         for table in self.own_tables:
@@ -196,7 +179,7 @@ class Session:
         return self._followed_by(store, table_clocks=False)
 
     def _followed_by(self, store: StoreSpec, table_clocks: bool) -> Session:
-        session = Session(self.seat.rank, store, log=self.log, table_clocks=table_clocks)
+        session = Session(self.seat.rank, store, log=self.changes.log, table_clocks=table_clocks)
         session._hello = None
         session.collections = {
             whole: collections.renewed() for whole, collections in self.collections.items()
@@ -226,9 +209,7 @@ class Session:
         """Return for each virtual worker of this worker's host the sum of what was pushed to a
         table, less what its codec has sent; empty without one. Live memory.
         """
-        own = self.store.placed.of(self.seat.host)
-        parts = zip(own, self._feedback[table], strict=False)
-        return {v: part.held_back for v, part in parts if isinstance(part, Compressor)}
+        return self._encoder.held_back(table)
 
     def on_the_wire(self, table: int, array: m.Payload) -> m.Payload | Parts:
         """Return what to `push`: a gradient or change as it is, rounded, encoded, or without rows
@@ -238,27 +219,8 @@ class Session:
 
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
-        spec = self._own(table)
-        check_array(spec, array, spec.held_as)
-        if spec.held_as is not Precision.FLOAT32:
-            return array
-        exact = np.asarray(array, np.float32)
-        if self.store.packs_rows(spec):
-            return tuple(
-                _without_zeros(exact[chunk.start : chunk.stop], chunk, spec.row_elements)
-                for chunk in self.values.chunks[table]
-            )
-        if not self._feedback[table]:
-            return exact
-        feedback = self._feedback[table][self._encoded[table] % len(self._nodes[table])]
-        self._encoded[table] += 1
-        if isinstance(feedback, Compressor):
-            return feedback.encode(exact, self.clock_of(table))
-        return feedback.round(exact)
-
-    def _encoded_bounds(self, table: int) -> Sequence[int] | None:
-        feedback = next(iter(self._feedback[table]), None)
-        return feedback.bounds if isinstance(feedback, Compressor) else None
+        self._own(table)
+        return self._encoder.encode(table, array, self.clock_of(table))
 
     def push(self, table: int, array: m.Payload | Parts, rate: float) -> list[m.Addressed]:
         """Send the result of `on_the_wire` for this iteration's gradient or change of a table:
@@ -268,7 +230,7 @@ class Session:
         (`TableSpec.may_skip`). All workers skip it or none.
         """
         spec = self._own(table)
-        parts = array if isinstance(array, tuple) else self._cut(table, array)
+        parts = array if isinstance(array, tuple) else self._encoder.cut(table, array)
         if spec.keeping is Keeping.COPY:
             raise LocalProtocolError(f"table '{spec.name}' is a copy: no worker pushes to it")
         outgoing = []
@@ -279,14 +241,14 @@ class Session:
                 raise LocalProtocolError(
                     f"table '{spec.name}' was already pushed in iteration {self.clock_of(table)}"
                 )
-        clock, nodes = self.clock_of(table), len(self._nodes[table])
+        clock, nodes = self.clock_of(table), self._encoder.nodes[table]
         for copy, part in zip(self.values.copies[table], parts, strict=True):
             chunk = copy.chunk
             copy.nodes = (copy.nodes + 1) % nodes
             complete = int(copy.nodes == 0)
             copy.pushed += complete
-            if self.log is not None and spec.adds_changes:
-                self.log.add((table, chunk.index), clock, np.asarray(part, np.float32))
+            if self.changes.log is not None and spec.adds_changes:
+                self.changes.log.add((table, chunk.index), clock, np.asarray(part, np.float32))
             else:
                 copy.sent += complete
                 copy.held.append(Held(part, complete))
@@ -295,66 +257,14 @@ class Session:
                 )
         return outgoing
 
-    def _cut(self, table: int, array: m.Payload) -> Parts:
-        spec, bounds = self.store.tables[table], self._encoded_bounds(table)
-        if not array.size and spec.may_skip:
-            return tuple(array for _ in self.values.chunks[table])
-        if bounds is not None:
-            if array.shape != (bounds[-1],) or array.dtype != np.uint8:
-                raise LocalProtocolError(
-                    f"table '{spec.name}' takes {bounds[-1]} flat encoded bytes, "
-                    f"not {array.dtype} of shape {array.shape}"
-                )
-            return tuple(array[start:stop] for start, stop in pairwise(bounds))
-        check_array(spec, array, of_pushes(self.store, spec))
-        return tuple(array[c.start : c.stop] for c in self.values.chunks[table])
-
     def skip(self, table: int) -> list[m.Addressed]:
         """Skip the iteration of a table: see `push`."""
         nothing = np.zeros(0, np.float32)
-        return [sent for _ in self._nodes[table] for sent in self.push(table, nothing, 0.0)]
-
-    def release(self, now_s: float) -> list[m.Addressed]:
-        """Send the changes that are held back, as far as the budget allows."""
-        if self.log is None:
-            return []
-        outgoing = [self._send_held(key) for key in self.log.affordable(now_s)]
-        return [*outgoing, *self._send_clock()] if outgoing else []
-
-    def release_in_s(self, now_s: float) -> float | None:
-        """Return the seconds until `release` has something to send; None when nothing is held
-        back.
-        """
-        return None if self.log is None else self.log.wait_s(now_s)
-
-    def _send_held(self, key: tuple[int, int]) -> m.Addressed:
-        assert self.log is not None
-        first, count, array = self.log.take(key)
-        copy = self.values.copies[key[0]][key[1]]
-        copy.held.append(Held(array, count))
-        copy.sent = first + count
-        return m.Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
-
-    def _send_due(self, before: Callable[[TableSpec], int]) -> list[m.Addressed]:
-        """Send what is held back of iterations before `before(table)`, and the clock that this
-        reaches.
-        """
-        if self.log is None:
-            return []
-        due = [
-            key
-            for table, spec in enumerate(self.store.tables)
-            for key in self.log.due(table, before(spec))
+        return [
+            sent
+            for _ in range(self._encoder.nodes[table])
+            for sent in self.push(table, nothing, 0.0)
         ]
-        return [*(self._send_held(key) for key in due), *self._send_clock()]
-
-    def _send_clock(self) -> list[m.Addressed]:
-        """Send the shards the number of iterations whose changes have all been sent."""
-        sent = [copy.sent for copy, spec in self._own_copies() if spec.adds_changes]
-        reached = min([self.clock, *sent])
-        clocks = range(self._sent_clock + 1, reached + 1)
-        self._sent_clock = max(self._sent_clock, reached)
-        return [m.Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
 
     def tick(self) -> list[m.Addressed]:
         """Finish an iteration.
@@ -370,10 +280,13 @@ class Session:
         self.clock += 1
         if self.rounds is not None:
             return self.rounds.end()
-        if self.log is None:
-            return self._send_clock()
+        if self.changes.log is None:
+            return self.changes.tell(self.clock)
         # A worker with as many finished iterations as this one does not wait for what is held back.
         return self._send_due(lambda table: needed_clock(self.clock + 1, table.staleness))
+
+    def _send_due(self, before: Callable[[TableSpec], int]) -> list[m.Addressed]:
+        return self.changes.send_due(before, self.clock)
 
     def describe_part(self, weight: float, payload: bytes, *, whole: bool) -> None:
         """Describe the part that the next `tick` ends, where a quorum ends a round; see `Part`."""
@@ -412,7 +325,7 @@ class Session:
         one holds back.
         """
         spec = self._own(table)
-        if staleness is not None and self.log is not None and spec.adds_changes:
+        if staleness is not None and self.changes.log is not None and spec.adds_changes:
             return self._send_due(lambda other: self.clock - staleness)
         if self.store.consistency is not Consistency.SSP or spec.keeping is Keeping.COPY:
             return []
@@ -554,8 +467,3 @@ class Session:
             first: the chunk to begin with; those before it are fresh enough.
         """
         return self.values.missing(table, self._needed(table, staleness), first=first)
-
-
-def _without_zeros(part: m.Array, chunk: Chunk, row: int) -> m.Payload:
-    packed = ChunkRows.of(chunk, row).pack_nonzero(part)
-    return part if packed is None else packed

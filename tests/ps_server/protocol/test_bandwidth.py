@@ -154,7 +154,8 @@ class Job:
         step[rank :: len(self.sessions)] = 1.0
         self.values[rank] += step
         self.deliver(rank, self.sessions[rank].push(0, step, 0.0))
-        self.deliver(rank, self.sessions[rank].release(now_s))
+        session = self.sessions[rank]
+        self.deliver(rank, session.changes.release(now_s, session.clock))
         self.deliver(rank, self.sessions[rank].tick())
 
     def counts(self, rank: int) -> list[float]:
