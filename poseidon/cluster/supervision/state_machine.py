@@ -220,9 +220,8 @@ class JobStateMachine:
             self.state = JobState.PAUSING
             self._pause.begin(now)
             return
-        sentence = event.message or f"{process.label} has paused by itself"
-        remedy = Remedy.RESTART
-        self._fail(Cause(rank=CauseRank.PEER_LOST, sentence=sentence, remedy=remedy), now)
+        why = event.message or f"{process.label} has paused by itself"
+        self._fail(Cause(rank=CauseRank.PEER_LOST, sentence=why, remedy=Remedy.RESTART), now)
 
     def _fail_for(self, sentence: str | None, now: float) -> None:
         """Fail a job of a script whose workers wait for each other for ever."""
@@ -279,8 +278,7 @@ class JobStateMachine:
         if self.state in (JobState.PAUSING, JobState.FAILING, JobState.ENDED):
             return
         workers, term_s = self._processes.workers, self._settings.term_deadline_s
-        cause = self._requests.overdue(workers, term_s, now, self._clock.now)
-        if cause is not None:
+        if (cause := self._requests.overdue(workers, term_s, now, self._clock.now)) is not None:
             self._fail(cause, now)
             return
         for process in self._processes.running:
@@ -315,9 +313,8 @@ class JobStateMachine:
         actions: list[Action] = []
         if self.state in (JobState.STARTING, JobState.RUNNING):
             actions += self._connect(now)
-        if self.state is JobState.RUNNING and all(
-            worker.status == 0 for worker in self._processes.workers
-        ):
+        workers = self._processes.workers
+        if self.state is JobState.RUNNING and all(worker.status == 0 for worker in workers):
             self.state = JobState.FINISHING
             actions += self._stop_shards(now)
         if self.state is JobState.PAUSING:
@@ -338,13 +335,12 @@ class JobStateMachine:
         if self._processes.unstarted:
             return []
         # Once a worker trains a stop takes a snapshot first.
-        begins = self.state is JobState.STARTING and (
-            self.all_ready
-            or any(worker.iteration is not None for worker in self._processes.workers)
-        )
-        if begins:
+        requests = []
+        if self.state is JobState.STARTING and (
+            self.all_ready or any(one.iteration is not None for one in self._processes.workers)
+        ):
             self.state = JobState.RUNNING
-        requests = self._forward_requests() if begins else []
+            requests = self._forward_requests()
         self._fail_for(self._exchanges.mismatch(), now)
         return [*self._exchanges.lines(), *requests]
 
