@@ -8,7 +8,7 @@ Law: this file does no I/O and reads no clock. It knows neither the exchange nor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from poseidon.engine.loop_table import (
@@ -72,6 +72,7 @@ class TrainingSession:
         turns: virtual workers of this process.
         behind, alone: see `table_of`.
         rank: for messages.
+        words: returns what the driver knows beside, for messages.
 
     Attributes:
         state: where the loop is.
@@ -93,9 +94,10 @@ class TrainingSession:
         behind: bool = False,
         alone: bool = False,
         rank: int = 0,
+        words: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self._table = table_of(applies, behind=behind, alone=alone)
-        self._most, self._turns, self.rank = passes, turns, rank
+        self._most, self._turns, self.rank, self._words = passes, turns, rank, words
         self.state = State.NEW
         self.passes = self.turn = 0
         self.steps = self.iterations = self.left_out = self.collections = 0
@@ -221,4 +223,4 @@ class TrainingSession:
             "passes": self.passes,
             "most": self._most,
         }
-        return sentence.format_map({**known, **words})
+        return sentence.format_map({**known, **self._words(), **words})

@@ -207,7 +207,7 @@ class ReplicaCheck:
         state: returns what is equal on all replicas, by name: live tensors.
         collect: returns the payloads of all that are compared; all of them call it together.
         rank: of this worker in the job.
-        ranks: of those that are compared.
+        ranks: of those that are compared; one alone compares nothing.
         start: the iteration at which all replicas were made equal.
         remedy: what a user may do about a difference; empty: what fits a snapshot, or the first
             iteration of `poseidon.distribute`.
@@ -224,11 +224,11 @@ class ReplicaCheck:
         start: int = 0,
         remedy: str = "",
     ) -> None:
-        self._options = options
+        self._options = options if len(ranks) > 1 else NO_CHECK
         self._remedy = remedy
         self._state = state
         self._collect = collect
-        self.ranks, self._place = ranks, ranks.index(rank)
+        self._ranks, self._place = ranks, ranks.index(rank)
         self._equal_at = start
         self._has_run = False
 
@@ -266,7 +266,7 @@ class ReplicaCheck:
         unequal = {
             name: [
                 rank
-                for rank, one in zip(self.ranks, everyone, strict=True)
+                for rank, one in zip(self._ranks, everyone, strict=True)
                 if one.get(name, root) != root
             ]
             for name, root in everyone[0].items()
@@ -282,7 +282,7 @@ class ReplicaCheck:
             for name in unequal:
                 self._take_values(state.get(name))
             if self._place == 0:
-                LOGGER.warning("%s They now have the values of worker %d.", message, self.ranks[0])
+                LOGGER.warning("%s They now have the values of worker %d.", message, self._ranks[0])
         self._equal_at = iteration
 
     def _message(self, unequal: Mapping[str, list[int]], iteration: int) -> str:
@@ -292,7 +292,7 @@ class ReplicaCheck:
         ranks = sorted({rank for found in unequal.values() for rank in found})
         return (
             f"the replicas differ: {tensors} on {_workers(ranks)} "
-            f"{'is' if len(names) == 1 else 'are'} not as on worker {self.ranks[0]} "
+            f"{'is' if len(names) == 1 else 'are'} not as on worker {self._ranks[0]} "
             f"after iteration {iteration} (equal after iteration {self._equal_at})."
         )
 

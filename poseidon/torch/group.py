@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from poseidon.engine.leaf import StateSource, packed
-from poseidon.engine.loop_table import State
+from poseidon.engine.loop_table import LoopEvent, State
 from poseidon.engine.worker_context import Loop, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
@@ -45,7 +45,7 @@ class Group:
         try:
             update.attach(loop)
         except BaseException:
-            loop.close()
+            loop.on(LoopEvent.CLOSE)
             raise
         self._checkpoints = GroupCheckpoints(loop)
         self._data = SharedData(loop, self._checkpoints.between_iterations)
@@ -171,7 +171,9 @@ class Group:
             UsageError: the last pass of the step has ended under a rule, so the shards have its
                 gradients.
         """
-        self._loop.drop()
+        if self._loop.session.passes:
+            self._loop.forget_passes()
+            self._loop.exchanged.hooks.clear()
 
     def settle(self) -> None:
         """Bring parameters and statistics to the state after all workers' steps: with staleness or
@@ -189,7 +191,7 @@ class Group:
         """Leave the job and remove the hooks from the module. Safe to call twice."""
         self._data.close()
         self._update.close()
-        self._loop.close()
+        self._loop.on(LoopEvent.CLOSE)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(
@@ -374,7 +376,7 @@ class Group:
             UsageError: the module has no rows on the shards, or an index is out of range.
         """
         self._loop.check_open("prefetch")
-        self._loop.tables.prefetch(module, indices)
+        self._loop.exchanged.tables.prefetch(module, indices)
 
     def weigh(
         self, loss: Tensor, records: float | None = None, *, of: float | None = None
@@ -476,9 +478,9 @@ class Group:
         Raises:
             UsageError: a step is under way, or there are row tables, which only `save` writes.
         """
-        if self._loop.plan.tables:
+        if self._loop.update.plan.tables:
             raise UsageError(
-                f"state_dict() lacks the rows of table '{self._loop.plan.tables[0].spec.name}', "
+                f"state_dict() lacks the rows of table '{self._loop.update.plan.tables[0].spec.name}', "
                 "which are on the shards; use save() and resume()"
             )
         return self._checkpoints.state("state_dict")

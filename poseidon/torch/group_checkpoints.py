@@ -39,7 +39,7 @@ class GroupCheckpoints:
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
         self._context = loop.context
-        self.kept = KeptLeaves(loop.tree, has_shards=bool(loop.plan.shards))
+        self.kept = KeptLeaves(loop.tree, has_shards=bool(loop.update.plan.shards))
         self._groups: dict[str, GroupCheckpoints] = {}
         self._resumed: Path | None = None
         """The checkpoint that this group has resumed from, on rank 0."""
@@ -62,13 +62,13 @@ class GroupCheckpoints:
                 *ModuleLeaves(loop).leaves(),
                 *CodecLeaves(loop).leaves(),
                 *loop.update.leaves(),
-                loop.tables.leaf(self._wait_for_rows),
+                loop.exchanged.tables.leaf(self._wait_for_rows),
                 *self.kept.leaves(),
             ]
         )
 
     def _wait_for_rows(self) -> None:
-        if self._loop.plan.tables and self._context.worker.size > 1:
+        if self._loop.update.plan.tables and self._context.worker.size > 1:
             self._loop.collections.gather(b"")
 
     def keep(self, objects: Mapping[str, Kept], groups: Mapping[str, GroupCheckpoints]) -> None:
@@ -79,7 +79,7 @@ class GroupCheckpoints:
                     f"keep() was given '{name}', which is this group itself or a name that is "
                     "taken; expected a different group, under a new name"
                 )
-            if group._loop.plan.tables:
+            if group._loop.update.plan.tables:
                 raise UsageError(
                     f"keep() was given '{name}', which has row tables, whose rows are in separate "
                     "files; call save(prefix) of that group"
@@ -146,7 +146,7 @@ class GroupCheckpoints:
         path = checkpoint_path(prefix, steps)
         if self._is_root:
             prepare_checkpoint(path)
-            write_checkpoint(path, packed(state), keep, loop.tables.write(path), run)
+            write_checkpoint(path, packed(state), keep, loop.exchanged.tables.write(path), run)
             seconds = time.monotonic() - began_s
             if context.number == 0:
                 context.job.saved(WrittenSnapshot(state=path, iteration=steps, seconds=seconds))
@@ -239,7 +239,7 @@ class GroupCheckpoints:
 
     def _reopen(self) -> None:
         self._loop.update.reopen()
-        self._loop.masters.publish_all()
+        self._loop.exchanged.masters.publish_all()
 
     def _say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
         if self._is_root:
@@ -260,7 +260,9 @@ class GroupCheckpoints:
             memory.between(
                 lambda keeps: packed(self.state("loader", keeps=keeps, of_plane=True)),
                 collections.gather,
-                regroups=self._loop.exchange.control.is_asked_to_regroup(session.iterations),
+                regroups=self._loop.exchanged.exchange.control.is_asked_to_regroup(
+                    session.iterations
+                ),
                 is_part=self._is_divided,
             )
 
@@ -268,7 +270,7 @@ class GroupCheckpoints:
     def _is_divided(self) -> bool:
         """Whether the workers of a host divide the module of this group, or of one given to `keep`."""
         groups = (self, *self._groups.values())
-        return any(group._loop.plan.shards for group in groups)
+        return any(group._loop.update.plan.shards for group in groups)
 
     def _is_whole(self) -> bool:
         """Return whether the state of this group and of those given to `keep` is all that the
@@ -278,9 +280,9 @@ class GroupCheckpoints:
         return (
             len(self._context.loops.open) <= 1 + len(self._groups)
             and not loop.session.passes
-            and not loop.plan.tables
+            and not loop.update.plan.tables
             and not (options.staleness or options.streams)
-            and loop.session.iterations % max(1, loop.observed.built.plan.local_steps) == 0
+            and loop.session.iterations % max(1, loop.exchanged.local_steps) == 0
         )
 
     @property

@@ -42,8 +42,8 @@ class ProgressLeaves:
     def leaves(self) -> list[Leaf]:
         loop, session = self._loop, self._loop.session
         plan = (
-            RecordedPlan.of_choices(loop.observed.built.plan).to_json()
-            if loop.observed.built.recorded
+            RecordedPlan.of_choices(loop.exchanged.observed.built.plan).to_json()
+            if loop.exchanged.observed.built.recorded
             else ""
         )
         told = loop.context.member.virtual_workers is not None
@@ -95,12 +95,12 @@ class ModuleLeaves:
 
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
-        self._module = loop.module
-        self._rest = {name: t for name, t in loop.plan.rest.items() if not is_sharded(t)}
-        self._own = OwnBuffers(loop.module, loop.plan.rest, len(loop.tree.own))
+        self._module = loop.exchanged.module
+        self._rest = {name: t for name, t in loop.update.plan.rest.items() if not is_sharded(t)}
+        self._own = OwnBuffers(loop.exchanged.module, loop.update.plan.rest, len(loop.tree.own))
 
     def leaves(self) -> list[Leaf]:
-        is_divided = bool(self._loop.plan.shards)
+        is_divided = bool(self._loop.update.plan.shards)
         model = shared_leaf(
             "model",
             self._module.state_dict,
@@ -150,7 +150,7 @@ class ModuleLeaves:
         state of the module, of the first virtual worker of each plane.
         """
         mine = b"".join(self._digests() for _ in self._loop.tree.each())
-        saved, shards = self._module.state_dict(), self._loop.plan.shards
+        saved, shards = self._module.state_dict(), self._loop.update.plan.shards
         found = b"".join(self._loop.collections.gather(mine))
         differing = {
             name
@@ -192,7 +192,7 @@ class CodecLeaves:
 
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
-        self._exchange = loop.exchange_leaves(loop.update.label)
+        self._exchange = loop.exchanged.leaves(loop.tree.own, loop.update.label)
         self._masters_read: dict[str, Tensor] = {}
         self._for_shards: dict[str, Any] = {}
 
@@ -203,7 +203,7 @@ class CodecLeaves:
             read=lambda: self._without_masters(of_each.read()),
             write=lambda found: self._exchange.hold_back(found, self._for_shards),
         )
-        of_worker = self._loop.masters
+        of_worker = self._loop.exchanged.masters
         masters = Leaf.shared("masters", of_worker.state, of_worker.load, stage=LeafStage.OWN)
         on_shards = Leaf(
             name="masters",
@@ -216,8 +216,8 @@ class CodecLeaves:
 
     def _of_whole(self, masters: Leaf) -> Leaf:
         """Return a leaf of whole masters, where this worker has parts."""
-        named = dict(self._loop.module.named_parameters())
-        trained = self._loop.plan.shards[0] if self._loop.plan.shards else ()
+        named = dict(self._loop.exchanged.module.named_parameters())
+        trained = self._loop.update.plan.shards[0] if self._loop.update.plan.shards else ()
         like = {
             t.name: named[t.name]
             for t in trained
@@ -229,11 +229,11 @@ class CodecLeaves:
         return leaf_of_named(masters, like, lambda _, none, __: none, member)
 
     def _without_masters(self, held_back: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        self._masters_read = self._loop.masters.from_shards(held_back[0])
+        self._masters_read = self._loop.exchanged.masters.from_shards(held_back[0])
         return held_back
 
     def _write_shard_masters(self, found: Found) -> None:
-        self._for_shards = dict(self._loop.masters.for_shards(found.shared))
+        self._for_shards = dict(self._loop.exchanged.masters.for_shards(found.shared))
 
 
 class RandomStates:

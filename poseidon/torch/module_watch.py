@@ -1,5 +1,5 @@
-"""What a group watches of its module: hooks report forward passes and backward passes, and a few
-gradients of a step are kept, to notice a script that changes gradients after they were sent.
+"""What a group watches of its module: where a backward pass reaches it; and a few gradients of a step,
+to notice a script that changes gradients after they were sent.
 
 Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters,
 and not on `torch.autograd.grad`, which does not. The backward pass of a torch checkpoint
@@ -13,99 +13,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from poseidon.engine.worker_context import Observed, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.exchange.device import Event, device_of
-from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
-from poseidon.torch.shards import call_before_gathering, copies_before_hooks
-from poseidon.torch.updates.update import Update
-
-
-class ModuleWatch:
-    """Hooks on one module, from its construction to `close`.
-
-    Hooks that begin an iteration come before hooks that use it. The hooks of a compiled module are
-    on its entry alone.
-
-    Args:
-        entry: the module that the script calls: the module itself, or `torch.compile` of it.
-        wait_free: gradients leave within the backward pass.
-        on_forward: called before a forward pass of the module, or of a part of it that has tensors
-            of the group.
-        on_gradient: called when a backward pass has reached the module; several times within each.
-        on_value: called with the index of a tensor of the exchange once its value has come.
-        turn: entered around each wait for a value.
-
-    Attributes:
-        hooks: the hooks between autograd and the exchange.
-    """
-
-    def __init__(
-        self,
-        entry: nn.Module,
-        update: Update,
-        observed: Observed,
-        *,
-        wait_free: bool,
-        on_forward: Callable[..., None],
-        on_gradient: Callable[..., None],
-        on_value: Callable[[int], None],
-        turn: AbstractContextManager[object],
-    ) -> None:
-        module, plan = uncompiled(entry), update.plan
-        is_compiled, sources = entry is not module, set(plan.sources)
-        trained = [source for source in plan.sources if source.requires_grad]
-        with ExitStack() as removal:
-            if plan.shards:
-                removal.callback(copies_before_hooks(module))
-            for source in sources:
-                if source.requires_grad:
-                    handle = source.register_post_accumulate_grad_hook(on_gradient)
-                    removal.callback(handle.remove)
-            self.hooks = Hooks(
-                [] if plan.shards else [module],  # FSDP gathers parts before layers run
-                plan.tensors,
-                observed.exchange,
-                passes=plan.options.passes,
-                wait_free=wait_free,
-                sources=plan.sources,
-                entry=entry if is_compiled else None,
-                on_backward=on_gradient,
-                may_leave=update.may_leave,
-                on_sent=update.sent,
-                on_value=on_value,
-                sends=plan.sends_gradients,
-                turn=turn,
-            )
-            removal.callback(self.hooks.close)
-            if plan.shards:
-                removal.callback(call_before_gathering(module, self.hooks.wait_before_use))
-            observed.watch()
-            of_layers = OutsideOfGraphs if is_compiled else OfOneModule
-            for child in module.modules():
-                own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
-                if child is module or own & sources:
-                    # Each has an object of its own: torch 2.11 looks up prepended hooks in the
-                    # wrong order, and its compiler fails where two modules have the same object.
-                    begins = of_layers(on_forward)
-                    removal.callback(child.register_forward_pre_hook(begins, prepend=True).remove)
-            if is_compiled:
-                begins = OfOneModule(on_forward)
-                removal.callback(entry.register_forward_pre_hook(begins, prepend=True).remove)
-            removal.callback(OutputWatch(entry, trained, on_gradient).close)
-            self._removal = removal.pop_all()
-
-    def close(self) -> None:
-        self._removal.close()
+from poseidon.exchange.module_hooks import OfOneModule
 
 
 class OutputWatch:

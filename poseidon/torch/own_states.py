@@ -31,7 +31,10 @@ from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.random_streams import RandomStreams, script_seed
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
+from poseidon.exchange.base import is_sharded
 from poseidon.exchange.broadcast import Gather, broadcast_parameters
+from poseidon.exchange.membership import Membership
+from poseidon.torch.shards import bring_shards
 from poseidon.torch.tensors import RUNNING
 
 Options = list[dict[str, Any]]
@@ -182,8 +185,9 @@ def _restore(group: dict[str, Any], options: dict[str, Any]) -> None:
             group[key] = deepcopy(value)
 
 
-def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None:
-    """Set tensors that are not exchanged to rank 0's. All workers call it together.
+def bring_rest(rest: Mapping[str, Tensor], gather: Gather, member: Membership) -> None:
+    """Set tensors that are not exchanged to rank 0's, and parts to those of the first host. All
+    workers call it together.
 
     Args:
         rest: by name.
@@ -191,7 +195,8 @@ def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None
     Raises:
         UsageError: the workers have different ones.
     """
-    own = [f"'{n}' of {t.dtype}, {tuple(t.shape)}" for n, t in rest.items()]
+    whole = {name: tensor for name, tensor in rest.items() if not is_sharded(tensor)}
+    own = [f"'{n}' of {t.dtype}, {tuple(t.shape)}" for n, t in whole.items()]
     first, *others = (part.decode().split("\n") for part in gather("\n".join(own).encode()))
     for number, other in enumerate(others, start=1):
         for theirs, mine in zip_longest(first, other, fillvalue=""):
@@ -200,7 +205,8 @@ def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None
                     f"worker 0's module has {theirs or 'no more tensors'}, where worker "
                     f"{number}'s has {mine or 'no more'}; expected the same module on all workers"
                 )
-    broadcast_parameters(list(rest.values()), gather, rank=rank)
+    broadcast_parameters(list(whole.values()), gather, rank=member.network.rank)
+    bring_shards([tensor for name, tensor in rest.items() if name not in whole], member)
 
 
 def open_streams(context: WorkerContext, collections: LoopCollections) -> RandomStreams:

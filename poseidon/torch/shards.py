@@ -240,7 +240,7 @@ def call_before_gathering(
     return end
 
 
-def bring_shards(rest: Mapping[str, Tensor], member: Membership) -> None:
+def bring_shards(rest: Sequence[Tensor], member: Membership) -> None:
     """Set shards that are not exchanged to the first host's. All workers call it together."""
     if member.host_count == 1 or not rest:
         return
@@ -248,7 +248,7 @@ def bring_shards(rest: Mapping[str, Tensor], member: Membership) -> None:
         range(local, member.network.size, member.local_workers) for local in range(member.planes)
     ]
     groups = [dist.new_group(list(seat)) for seat in seats]
-    for tensor in rest.values():
+    for tensor in rest:
         dist.broadcast(local_of(tensor).detach(), member.plane_ranks[0], groups[member.local_rank])
 
 

@@ -65,7 +65,7 @@ class SharedLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size=batch_size, sampler=sampler, **arguments)
         self._shared = sampler
         self._records = batch_size
-        self._passes = loop.plan.options.passes
+        self._passes = loop.update.plan.options.passes
         self._loop = loop
         self._between = between
         self._of = {
@@ -182,7 +182,7 @@ class SharedData:
         """States of samplers that the script has not created yet."""
         self._random = RandomStates(loop)
         self._norms = SyncNorms(
-            loop.module,
+            loop.exchanged.module,
             lambda part: self._gather("SyncBatchNorm", part),
             lambda: loop.weights.counts,
         )
@@ -206,7 +206,7 @@ class SharedData:
                 "loader()"
             )
         return self._sampler(
-            dataset, shuffle, seed, turn=batch_size * self._loop.plan.options.passes
+            dataset, shuffle, seed, turn=batch_size * self._loop.update.plan.options.passes
         )
 
     def _sampler(
@@ -276,7 +276,7 @@ class SharedData:
     def weigh(self, loss: Tensor, records: float | None, of: float | None) -> Tensor:
         """See `Group.weigh`."""
         loop = self._loop
-        if loop.context.member.options.staleness or loop.observed.built.plan.local_steps:
+        if loop.context.member.options.staleness or loop.exchanged.local_steps:
             raise UsageError("weigh() needs --staleness=0 and no local steps")
         if records is not None and loop.context.member.takes_turns:
             raise UsageError(

@@ -213,10 +213,10 @@ def read_after_steps():
             loss_of(model, generator).backward()
             group.step()
             up, down, head = model.blocks[0].up.weight, model.blocks[1].down.weight, model.head.weight
-            coming = len(group._loop.reads._own)
+            coming = len(group._loop.exchanged.reads._own)
             read = up.to_local().clone(), head.full_tensor().clone(), down.detach().to_local().clone()
             word = model.state_dict()["word.weight"].to_local().clone()
-            left = len(group._loop.reads._own)
+            left = len(group._loop.exchanged.reads._own)
             group.settle()
             now = up.to_local(), head.full_tensor(), down.to_local(), model.word.weight.to_local()
             assert all(map(torch.equal, (*read, word), now))
@@ -307,7 +307,7 @@ with poseidon.distribute(model, optimizer) as group:
         if rank == 0:
             print("adapter", step, mean, 0)
     if rank == 0:
-        print("tensors:", *(trained.name for trained in group._loop.plan.tensors))
+        print("tensors:", *(trained.name for trained in group._loop.update.plan.tensors))
 """
 REFUSED = """
 from torch.distributed.device_mesh import init_device_mesh

@@ -41,7 +41,7 @@ from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import Scheme
-from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
+from poseidon.exchange.replicas import ReplicaCheck
 from poseidon.observe.metrics.glog_lines import GlogLine, GlogSink, done, solving, test_interrupted
 from poseidon.observe.metrics.record import Sink
 from ps_server import SignalKind
@@ -179,13 +179,13 @@ class Trainer:
         self._on(LoopEvent.OPEN)
 
     def _begin(self) -> None:
-        member, workers = self._replica.member, self._replica.member.network.size
+        member = self._replica.member
         self._check = ReplicaCheck(
-            member.options if workers > 1 else NO_CHECK,
+            member.options,
             state=self._state.replicated,
             collect=self._exchange.control.all_gather,
             rank=self._replica.rank,
-            ranks=range(workers),
+            ranks=range(member.network.size),
             start=self.iteration,
         )
         for tester in self._testers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
@@ -31,6 +32,12 @@ class GroupUpdate(Update):
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def name_of(self, parameter: Tensor) -> str:
+        """Return the name of a parameter, for messages."""
+        own = self.loop.exchanged.module.named_parameters()
+        names = (f"'{name}'" for name, one in own if one is parameter)
+        return next(names, "a parameter that is not the module's")
 
     @property
     @abstractmethod

@@ -82,7 +82,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
-        self._histories = loop.exchange_leaves(self.label)
+        self._histories = loop.exchanged.leaves(loop.tree.own, self.label)
 
     @cached_property
     def _own(self) -> OwnOptimizerStates:
@@ -129,9 +129,9 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         if loop.leave_turn():
             return
         loop.end_step(LoopEvent.STEP, settles=True)
-        loop.reads.leave()
+        loop.exchanged.reads.leave()
         with loop.collections.calling(STEP):
-            loop.reads.read_aliased()
+            loop.exchanged.reads.read_aliased()
 
     # Which state.
 
@@ -178,5 +178,5 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             load_optimizer(self.optimizer, deepcopy(found.mine[at] if found.mine else found.shared))
 
     def reopen(self) -> None:
-        self.loop.exchange.open(self._histories.loaded(), self.loop.session.iterations)
+        self.loop.exchanged.exchange.open(self._histories.loaded(), self.loop.session.iterations)
         self._note_rest()

@@ -89,7 +89,7 @@ class RuleUpdate(GroupUpdate):
         self._check_unchanged()
 
     def check_backward(self) -> None:
-        if self.loop.session.state is State.COMING and not self.loop.hooks.are_taken:
+        if self.loop.session.state is State.COMING and not self.loop.exchanged.hooks.are_taken:
             raise UsageError(
                 f"backward() has a loss that was computed before step {self.loop.session.steps} "
                 "had ended; compute the loss after step()"
@@ -98,15 +98,15 @@ class RuleUpdate(GroupUpdate):
     def pass_ended(self) -> None:
         self._sent.note(reversed(self._trained.values()))
         if self.loop.session.state is State.FULL:  # new values may come before the step ends
-            self.loop.reads.leave(self._of_parameters)
+            self.loop.exchanged.reads.leave(self._of_parameters)
 
     def may_leave(self, index: int) -> bool:
         # The graph may have an alias, as of weight.detach(), that a node which is still to run uses.
         # No graph has one of a part.
-        return bool(self.plan.shards) or not self.loop.reads.aliases.has(index)
+        return bool(self.plan.shards) or not self.loop.exchanged.reads.aliases.has(index)
 
     def sent(self, index: int) -> None:
-        self.loop.reads.leave({index})
+        self.loop.exchanged.reads.leave({index})
 
     def forget(self) -> None:
         self._sent.forget()
@@ -115,7 +115,7 @@ class RuleUpdate(GroupUpdate):
         session, when = self.loop.session, ""
         if session.passes >= self.plan.options.passes:
             when = f"after {session.passes} backward pass(es)"
-        elif session.state is State.BACKWARD and self.loop.hooks.has_left(index):
+        elif session.state is State.BACKWARD and self.loop.exchanged.hooks.has_left(index):
             when = "in a hook, after its gradient has left,"
         if when:
             raise UsageError(
@@ -139,10 +139,10 @@ class RuleUpdate(GroupUpdate):
 
     def _end_step(self) -> bool:
         """End the step, or a turn within it. Return whether it was the step."""
-        loop = self.loop
-        with DisableTorchFunctionSubclass(), loop.reads.turn:
+        loop, exchanged = self.loop, self.loop.exchanged
+        with DisableTorchFunctionSubclass(), exchanged.reads.turn:
             loop.check_step(LoopEvent.STEP)
-            loop.hooks.check_unchanged()
+            exchanged.hooks.check_unchanged()
             self._sent.check()
             self._check_trained()
             self._check_frozen()
@@ -155,8 +155,8 @@ class RuleUpdate(GroupUpdate):
                 # a graph of the step before is not to be used again
                 torch.autograd.graph.increment_version(parameter)
             self._note_values()
-            loop.reads.leave()
-            loop.reads.read_aliased()
+            exchanged.reads.leave()
+            exchanged.reads.read_aliased()
         return True
 
     def _check_unchanged(self) -> None:
@@ -171,7 +171,7 @@ class RuleUpdate(GroupUpdate):
 
     def _watched(self) -> Iterable[nn.Parameter]:
         """Return the parameters of which none but the trained ones may have a gradient."""
-        return self.loop.module.parameters()
+        return self.loop.exchanged.module.parameters()
 
     def _check_trained(self) -> None:
         """Refuse gradients of parameters that no shard trains."""
@@ -179,7 +179,7 @@ class RuleUpdate(GroupUpdate):
         for parameter in self._watched():
             if parameter not in known and parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
-                    f"{self.loop.name(parameter)} has a gradient, but required none, or did not "
+                    f"{self.name_of(parameter)} has a gradient, but required none, or did not "
                     "exist, when distribute() was called, so no shard trains it; call "
                     "distribute() when the module has all parameters that are ever trained"
                 )
@@ -207,7 +207,7 @@ class RuleUpdate(GroupUpdate):
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
-        self._histories = loop.exchange_leaves(self.label)
+        self._histories = loop.exchanged.leaves(loop.tree.own, self.label)
         self._note_values()
 
     def leaves(self) -> Sequence[Leaf]:
@@ -229,7 +229,7 @@ class RuleUpdate(GroupUpdate):
         self._set_rate = rate
 
     def reopen(self) -> None:
-        self.loop.exchange.open(self._histories.loaded(), self.loop.session.iterations)
+        self.loop.exchanged.exchange.open(self._histories.loaded(), self.loop.session.iterations)
         self._note_values()
 
 

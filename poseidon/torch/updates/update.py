@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from poseidon.engine.leaf import Leaf
 from poseidon.engine.loop_table import Applies
+from poseidon.engine.worker_context import WorkerContext
+from poseidon.exchange.broadcast import Gather
+from poseidon.exchange.options import OnDivergence
+from poseidon.exchange.replicas import ReplicaCheck
 from poseidon.torch.tensors import GroupPlan
 
 
@@ -67,6 +72,20 @@ class Update(ABC):
     @abstractmethod
     def replicated(self) -> Mapping[str, Tensor]:
         """Return the live tensors that are equal on all replicas, by name."""
+
+    def replica_check(self, context: WorkerContext, gather: Gather) -> ReplicaCheck:
+        """Return what compares the replicas; where the module is divided, those of a plane."""
+        options, ranks = context.member.options, tuple(range(context.worker.size))
+        if self.plan.shards:  # a part of one plane cannot be mended by all workers together
+            options = replace(options, on_divergence=OnDivergence.STOP)
+            ranks = context.member.plane_ranks
+        return ReplicaCheck(
+            options,
+            state=self.replicated,
+            collect=lambda payload: [*map(gather(payload).__getitem__, ranks)],
+            rank=context.worker.rank,
+            ranks=ranks,
+        )
 
     @abstractmethod
     def reopen(self) -> None:

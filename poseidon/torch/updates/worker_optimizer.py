@@ -101,7 +101,7 @@ class WorkerOptimizerUpdate(GroupUpdate):
         with loop.collections.calling(STEP):
             self.optimizer.step()
         if zero_grad:
-            loop.module.zero_grad()
+            loop.exchanged.module.zero_grad()
         return loop.session.is_first_turn
 
     def _before_step(
@@ -137,7 +137,7 @@ class WorkerOptimizerUpdate(GroupUpdate):
         for parameter in (*own, *moved):
             if parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
-                    f"{self.loop.name(parameter)} is trained, but when distribute() was called it "
+                    f"{self.name_of(parameter)} is trained, but when distribute() was called it "
                     "required no gradient, or the optimizer did not have it, so each worker "
                     "would train it alone; give one optimizer all parameters that are ever "
                     "trained, and freeze them after distribute()"
@@ -226,7 +226,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         """Average the gradients, or end a turn within the step. Return whether they are means."""
         loop = self.loop
         loop.check_step(LoopEvent.AVERAGE)
-        loop.hooks.check_unchanged()
+        loop.exchanged.hooks.check_unchanged()
         self._sent.check()
         self._check_rates()
         if loop.leave_turn():
@@ -274,7 +274,9 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         load_optimizer(self.optimizer, state)
 
     def replicated(self) -> Mapping[str, Tensor]:
-        names = {parameter: name for name, parameter in self.loop.module.named_parameters()}
+        names = {
+            parameter: name for name, parameter in self.loop.exchanged.module.named_parameters()
+        }
         found: dict[str, Tensor] = {}
         for parameter in self._means:
             found[names[parameter]] = local_of(parameter)
@@ -290,7 +292,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 mean.copy_(local_of(parameter))
-        self.loop.exchange.open(None, self.loop.session.iterations)
+        self.loop.exchanged.exchange.open(None, self.loop.session.iterations)
         self._take_first()
         self._note_rest()
 

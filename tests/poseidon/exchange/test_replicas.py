@@ -237,9 +237,9 @@ def test_when_it_is_due() -> None:
     check = ReplicaCheck(
         ExchangeOptions(check_replicas=10),
         state=dict,
-        collect=lambda payload: [payload],
+        collect=lambda payload: [payload, payload],
         rank=0,
-        ranks=range(1),
+        ranks=range(2),
         start=20,
     )
     assert [iteration for iteration in range(20, 45) if check.is_due(iteration)] == [30, 40]

@@ -485,7 +485,7 @@ def test_of_an_embedding_the_rows_travel_that_are_looked_up(how: How, on: RunsOn
                 optimizer.zero_grad(set_to_none=False)
             else:
                 group.step()
-        sizes[is_packed].append(group._loop.exchange.traffic()[0])
+        sizes[is_packed].append(group._loop.exchanged.exchange.traffic()[0])
 
     found = []
     for is_packed in (True, False):

@@ -56,7 +56,7 @@ def test_a_stop_ends_all_loops_after_the_same_step() -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 0:
-            group._loop.exchange.control.request(SignalKind.STOP)
+            group._loop.exchanged.exchange.control.request(SignalKind.STOP)
         for _ in range(50):
             a_step(module, group, torch.ones(2, 3))
             if group.stopping:
@@ -227,19 +227,19 @@ def test_a_process_that_a_worker_has_forked_takes_no_part(how: How) -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         a_step(module, group, torch.ones(2, 3))
-        worker, group._loop.reads._process = group._loop.reads._process, -1
+        worker, group._loop.exchanged.reads._process = group._loop.exchanged.reads._process, -1
         if isinstance(how, SGD):
             with pytest.raises(UsageError, match=r"before its new value has arrived; .*settle"):
                 module(torch.ones(2, 3))
-            group._loop.reads._process = worker
+            group._loop.exchanged.reads._process = worker
             group.settle()
-            group._loop.reads._process = -1
+            group._loop.exchanged.reads._process = -1
         loss = module(torch.ones(2, 3)).sum()
         calls: list[Callable[[], object]] = [loss.backward, group.step, lambda: group.mean(1.0)]
         for call in calls:
             with pytest.raises(UsageError, match=r"\(\) was called in a process that this worker"):
                 call()
-        group._loop.reads._process = worker
+        group._loop.exchanged.reads._process = worker
         a_step(module, group, torch.ones(2, 3))
         assert group.steps == 2
 

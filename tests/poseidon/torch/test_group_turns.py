@@ -147,8 +147,8 @@ def train(
     group: Group, module: nn.Module, epochs: int, loader: Any = None, *, evaluates: bool = True
 ) -> None:
     """The loop of a user, which evaluates between two steps; within rounds of local steps too."""
-    passes = group._loop.plan.options.passes
-    every = 3 if group._loop.observed.built.plan.local_steps else 1
+    passes = group._loop.update.plan.options.passes
+    every = 3 if group._loop.exchanged.observed.built.plan.local_steps else 1
     loader = loader if loader is not None else group.loader(Words(), BATCH)
     for _ in range(loader.sampler.epoch, epochs):
         for words, mean in loader:

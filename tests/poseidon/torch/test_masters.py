@@ -203,7 +203,7 @@ def test_masters_go_from_the_shards_to_the_workers_and_back(
             group.step()
 
     def halfway(module: nn.Module, group: Group) -> None:
-        held = {trained.tensor.data_ptr() for trained in group._loop.plan.tensors}
+        held = {trained.tensor.data_ptr() for trained in group._loop.update.plan.tensors}
         own = {parameter.data_ptr() for parameter in module.parameters()}
         assert (held <= own) == (first is ExchangeKind.HYBRID)
         train(module, group, slice(3))

@@ -329,8 +329,8 @@ def test_a_gradient_waits_for_the_step_where_a_node_still_reads_the_weight(used:
     def body(module: nn.Module, group: Group) -> None:
         assert isinstance(module, Net)
         view = module.last.weight.detach() if used == "by the script" else None
-        index = [trained.name for trained in group._loop.plan.tensors].index("last.weight")
-        acts.append(lambda: left.append(group._loop.hooks.has_left(index)))
+        index = [trained.name for trained in group._loop.update.plan.tensors].index("last.weight")
+        acts.append(lambda: left.append(group._loop.exchanged.hooks.has_left(index)))
         for _ in range(2):
             module(torch.ones(4, 3)).square().mean().backward()
             assert view is None or torch.equal(view, before[-1])

@@ -210,7 +210,7 @@ STOPPED = """
 from unittest.mock import patch
 import poseidon, torch
 group = poseidon.distribute(torch.nn.Linear(2, 1), poseidon.SGD(lr=0.1))
-patch.object(type(group._loop.exchange.control), "is_asked_to_stop", return_value=True).start()
+patch.object(type(group._loop.exchanged.exchange.control), "is_asked_to_stop", return_value=True).start()
 assert group.stopping
 raise KeyboardInterrupt
 """

@@ -213,7 +213,7 @@ def test_statistics_have_the_norm_of_what_is_held_back() -> None:
             group.step()
             module.zero_grad()
         group.settle()
-        exchange = group._loop.exchange
+        exchange = group._loop.exchanged.exchange
         norms[group.rank] = {
             index: traffic.held_back for index, traffic in exchange.traffic().items()
         }

@@ -367,7 +367,7 @@ def test_a_forward_pass_takes_the_rows_that_were_prefetched(kind: str) -> None:
             module(torch.tensor([[step, 2, 2]])).sum().backward()
             group.prefetch(module, torch.tensor([[step + 1, 2, 2]]))
             group.step()
-        tables = group._loop.tables.links[0]._tables
+        tables = group._loop.exchanged.tables.links[0]._tables
         assert isinstance(tables, AloneRowTables)
         assert tables._number == 6  # requests: the first batch, and each that follows
 

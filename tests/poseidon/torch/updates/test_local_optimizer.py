@@ -189,7 +189,7 @@ def evaluates(net: nn.Module, group: Group) -> None:
         with torch.no_grad():
             net(torch.zeros(2, 3))
         group.settle()
-        assert len(set(group._loop.exchange.control.all_gather(_bytes(net)))) == 1
+        assert len(set(group._loop.exchanged.exchange.control.all_gather(_bytes(net)))) == 1
 
 
 def _bytes(net: nn.Module) -> bytes:

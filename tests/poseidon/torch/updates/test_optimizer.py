@@ -166,8 +166,8 @@ def test_unless_the_job_names_an_exchange_all_gradients_go_to_the_shards(
     """Workers that apply the rule to factors keep its state."""
 
     def body(net: nn.Module, group: Group) -> None:
-        assert {type(carrier) for carrier in group._loop.exchange.carriers} == carriers
-        assert bool(group._loop.exchange.by_factors) == (kind is ExchangeKind.HYBRID)
+        assert {type(carrier) for carrier in group._loop.exchanged.exchange.carriers} == carriers
+        assert bool(group._loop.exchanged.exchange.by_factors) == (kind is ExchangeKind.HYBRID)
         losses(net, 0, group.rank, group.size).backward()
         group.step()
 
