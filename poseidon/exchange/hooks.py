@@ -12,9 +12,10 @@ for it at the start of an iteration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Protocol
@@ -42,6 +43,70 @@ class Receiver(Protocol):
     def next_virtual_worker(self) -> None: ...
 
 
+class Sender:
+    """What is asked and told of gradients that leave within a backward pass. This one lets all."""
+
+    def may_leave(self, index: int) -> bool:
+        """Return whether the gradient of a tensor may leave before the backward pass has ended."""
+        return True
+
+    def sent(self, index: int) -> None:
+        """Note that the gradient of a tensor has left within a backward pass."""
+
+
+@dataclass(slots=True, eq=False)
+class _Hooked:
+    """A tensor of the exchange, and where its value and its gradient are.
+
+    Attributes:
+        source: the parameter or buffer of the module.
+        waits: whether its value is still to be waited for.
+        was_taken: whether it was waited for between this iteration and the one before.
+        is_alone: whether the forward pass of its own module does not run.
+        has_left: whether its gradient has left in this iteration, or for this virtual worker.
+        gradient: of this iteration's passes so far, with its version.
+    """
+
+    index: int
+    trained: Trained
+    source: Tensor
+    dtype: torch.dtype
+    tap: FactorTap | None = None
+    waits: bool = True
+    was_taken: bool = False
+    is_alone: bool = False
+    has_left: bool = False
+    gradient: tuple[Tensor, int] | None = None
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self.was_taken, self.waits, self.has_left = not self.waits, True, False
+
+    def is_changed(self) -> bool:
+        """Return whether the gradient was changed since the last pass, as autograd sees it."""
+        if self.gradient is None:
+            return False
+        gradient, version = self.gradient
+        return self.source.grad is not gradient or gradient._version != version
+
+    def is_cleared(self) -> bool:
+        """Return whether the gradient was cleared since the last pass."""
+        now = self.source.grad
+        return now is None or (self.is_changed() and not bool(now.any()))
+
+    def check_kind(self, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of '{self.trained.name}' is sparse; Poseidon needs dense "
+                "gradients here (nn.Embedding(sparse=False))"
+            )
+        if gradient.dtype is not self.dtype:
+            raise UsageError(
+                f"the gradient of '{self.trained.name}' is {gradient.dtype}; expected parameters "
+                f"that stay {self.dtype}"
+            )
+
+
 class Hooks:
     """The hooks of a module.
 
@@ -58,12 +123,9 @@ class Hooks:
         entry: the compiled module that the script calls in place of the net; all tensors are waited
             for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
-        may_leave: called with the index of a tensor before its gradient leaves within a backward
-            pass; False: it leaves at the end of the iteration.
-        on_sent: called with the index of a tensor whose gradient has left within a backward pass.
+        sender: of gradients; None: there are none to send, and they stay in `grad`, for an optimizer
+            of the caller.
         on_value: called with the index of a tensor once its value has come.
-        sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the
-            caller.
         turn: entered around each wait: several threads may use the tensors.
     """
 
@@ -78,59 +140,45 @@ class Hooks:
         sources: Sequence[Tensor] = (),
         entry: nn.Module | None = None,
         on_backward: Callable[[], None] = lambda: None,
-        may_leave: Callable[[int], bool] = lambda _: True,
-        on_sent: Callable[[int], None] = lambda _: None,
+        sender: Sender | None = Sender(),  # noqa: B008 - it has no state
         on_value: Callable[[int], None] = lambda _: None,
-        sends: bool = True,
         turn: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it has no state
     ) -> None:
         self._exchange = exchange
         self._turn = turn
-        self._may_leave = may_leave
-        self._on_sent = on_sent
+        self._sender = sender
         self._on_value = on_value
-        self._sends = sends
         self._passes = passes
         self._wait_free = wait_free
         self._pass = 0
-        self._begun: set[int] = set()
-        self._accumulated: dict[int, tuple[Tensor, int]] = {}  # gradients with their versions
-        self._tensors = tensors
-        self._iterations = 0
         self._present = True
-        self._without_forward: set[int] = set()
-        own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
-        self._sources = own
-        self._types = [tensor.dtype for tensor in own]
-        self._indices = {tensor: index for index, tensor in enumerate(own)}
-        self._waiting = set(self._indices.values())
-        self._taken: set[int] = set()  # waited for between this iteration and the one before
-        self._handles: list[RemovableHandle] = []
         layers = [layers_with_factors(module) for module in modules]
-        self._taps = {
-            index: FactorTap(
-                [_layer(of, own[index], trained.name) for of in layers], on_backward=on_backward
-            )
-            for index, trained in enumerate(tensors)
-            if index in exchange.by_factors
-        }
-        self._trained = {own[index]: index for index, t in enumerate(tensors) if not t.statistics}
-        for tensor, index in self._trained.items():
-            if index in self._taps:  # also where autograd has nothing to add to `grad`
-                tap, reached = self._taps[index], partial(self._on_factors, tensor)
-                self._handles.append(tap.node.register_hook(reached))
+        self._all = []
+        for index, trained in enumerate(tensors):
+            source, tap = sources[index] if sources else trained.tensor, None
+            if index in exchange.by_factors:
+                of_layers = [_layer(of, source, trained.name) for of in layers]
+                tap = FactorTap(of_layers, on_backward=on_backward)
+            self._all.append(_Hooked(index, trained, source, source.dtype, tap))
+        self._of = {one.source: one for one in self._all}
+        self._trained = [one for one in self._of.values() if not one.trained.statistics]
+        self._handles: list[RemovableHandle] = []
+        for one in self._trained:
+            if one.tap is not None:  # also where autograd has nothing to add to `grad`
+                handle = one.tap.node.register_hook(partial(self._on_factors, one))
             else:
-                self._handles.append(tensor.register_post_accumulate_grad_hook(self._on_gradient))
+                handle = one.source.register_post_accumulate_grad_hook(self._on_gradient)
+            self._handles.append(handle)
         if entry is not None:
-            waiter = OfOneModule(self._waiter(sorted(self._indices.values())))
+            waiter = OfOneModule(self._waiter(self._all))
             self._handles.append(entry.register_forward_pre_hook(waiter, prepend=True))
-        of_layers = OfOneModule if entry is None else OutsideOfGraphs
+        kind = OfOneModule if entry is None else OutsideOfGraphs
         for child in chain(*(module.modules() for module in modules)):
             tensors_of = chain(child.parameters(recurse=False), child.buffers(recurse=False))
-            owned = [self._indices[tensor] for tensor in tensors_of if tensor in self._indices]
+            owned = [self._of[tensor] for tensor in tensors_of if tensor in self._of]
             if owned:
                 # Before all other hooks: one may read the tensors, as torch.nn.utils.prune does.
-                waiter = of_layers(self._waiter(owned))
+                waiter = kind(self._waiter(owned))
                 self._handles.append(child.register_forward_pre_hook(waiter, prepend=True))
 
     def start(self, *, present: bool = False) -> None:
@@ -141,41 +189,43 @@ class Hooks:
                 module does not run. They are in the first iteration.
         """
         self._pass = 0
-        self._present = present or not self._iterations
-        whole = set(self._indices.values())
-        self._taken, self._waiting = whole - self._waiting, whole
-        self._begun.clear()
-        for index in self._without_forward:
-            self.wait_for(index)
+        self._present |= present
+        for one in self._all:
+            one.begin()
+        for one in self._all:
+            if one.is_alone:
+                self._take(one)
 
     @property
     def are_taken(self) -> bool:
         """Whether some tensors have been waited for since the last iteration."""
-        return len(self._waiting) < len(self._indices)
+        return not all(one.waits for one in self._all)
 
     def has_left(self, index: int) -> bool:
         """Whether the gradient of a tensor has left in this iteration, or for this virtual worker."""
-        return index in self._begun
+        return self._all[index].has_left
 
     def wait_before_use(self, tensors: Sequence[Tensor]) -> None:
         """Wait for tensors that are about to be used, of those whose gradients have not left."""
-        owned = {self._indices[tensor] for tensor in tensors if tensor in self._indices}
-        for index in sorted(owned if self._wait_free else self._waiting):
-            if index in self._waiting and index not in self._begun:
-                self.wait_for(index)
+        owned = {self._of[tensor].index for tensor in tensors if tensor in self._of}
+        for one in [self._all[index] for index in sorted(owned)] if self._wait_free else self._all:
+            if one.waits and not one.has_left:
+                self._take(one)
 
     def wait(self) -> None:
         """Wait for every tensor now, in their order."""
-        for index in sorted(self._waiting):
-            self.wait_for(index)
+        for one in self._all:
+            if one.waits:
+                self._take(one)
 
     def wait_for_rest(self) -> None:
         """Wait for the tensors whose own module's forward pass has not run. Later iterations wait
         for them at their start.
         """
-        for index in list(self._waiting):
-            self._without_forward.add(index)
-            self.wait_for(index)
+        for one in self._all:
+            if one.waits:
+                one.is_alone = True
+                self._take(one)
 
     def next_pass(self) -> None:
         """End a backward pass of this iteration."""
@@ -194,17 +244,13 @@ class Hooks:
         whose gradients have all been taken, and dropped.
         """
         self._pass = 0
-        self._begun.clear()
-
-    @property
-    def _leaves_now(self) -> bool:
-        """Whether the gradients of the backward pass under way leave within it."""
-        return self._wait_free and self._pass == self._passes - 1
+        for one in self._all:
+            one.has_left = False
 
     def clear(self) -> None:
         """Clear the gradients of all tensors."""
-        for tensor in self._trained:
-            tensor.grad = None
+        for one in self._trained:
+            one.source.grad = None
 
     def are_cleared(self, besides: Tensor | None = None) -> bool:
         """Return whether the script has cleared all gradients of this iteration's passes, as
@@ -213,19 +259,20 @@ class Hooks:
         Args:
             besides: a tensor that has the gradient of another pass by now.
         """
-        found = [(self._sources[index], *was) for index, was in self._accumulated.items()]
-        others = [one for one in found if one[0] is not besides]
+        found = [one for one in self._trained if one.gradient is not None]
+        others = [one for one in found if one.source is not besides]
         if not others:
-            return any(source.grad is not gradient for source, gradient, _ in found)
-        return all(_is_cleared(*one) for one in others)
+            return any(one.gradient and one.source.grad is not one.gradient[0] for one in found)
+        return all(one.is_cleared() for one in others)
 
     def forget(self) -> None:
         """Forget the passes of this iteration, of which no gradient has left, without a change of
         any gradient.
         """
-        self._accumulated.clear()
-        for tap in self._taps.values():
-            tap.take()
+        for one in self._trained:
+            one.gradient = None
+            if one.tap is not None:
+                one.tap.take()
         self._pass = 0
 
     def abandon(self) -> None:
@@ -239,10 +286,10 @@ class Hooks:
         Raises:
             UsageError: there is one.
         """
-        for index, (gradient, version) in self._accumulated.items():
-            if self._sources[index].grad is not gradient or gradient._version != version:
+        for one in self._trained:
+            if one.is_changed():
                 raise UsageError(
-                    f"the gradient of '{self._tensors[index].name}' was changed after backward() had "
+                    f"the gradient of '{one.trained.name}' was changed after backward() had "
                     "sent it, for example by clip_grad_norm_; use clip= of distribute(), or with "
                     "a torch.optim optimizer on the workers call average_gradients() before the "
                     "change and before a GradScaler's unscale_()"
@@ -258,111 +305,97 @@ class Hooks:
     def send_rest(self) -> None:
         """Send the gradients that have not left; a second call does nothing."""
         self.check_unchanged()
-        self._accumulated.clear()
-        for tensor, index in self._trained.items() if self._sends else ():
-            if index not in self._begun:
-                self._send(index, tensor.grad)
-            tensor.grad = None
+        if self._sender is not None:
+            for one in self._trained:
+                one.gradient = None
+                if not one.has_left:
+                    self._send(one)
+                one.source.grad = None
 
-    def _send(self, index: int, gradient: Tensor | None) -> None:
-        """Send the gradient of a tensor, or the factors that are kept with what autograd has."""
-        if index in self._taps:
-            factors = self._taps[index].take() + ([] if gradient is None else rows_of(gradient))
+    def _send(self, one: _Hooked) -> None:
+        """Send the gradient of a tensor, or its factors."""
+        gradient = one.source.grad
+        if one.tap is not None:  # with the factors whose product autograd has
+            factors = one.tap.take() + ([] if gradient is None else rows_of(gradient))
             if factors:
-                self._exchange.begin_factors(index, *stacked(factors))
-                self._exchange.release(index)
+                self._exchange.begin_factors(one.index, *stacked(factors))
+                self._exchange.release(one.index)
         elif gradient is not None:
             # Its `data`: `finish` must not see what the exchange does to it in the
             # background as a change.
             part = local_of(gradient).data
-            self._exchange.begin(index, part.to(self._tensors[index].tensor.dtype))
+            self._exchange.begin(one.index, part.to(one.trained.tensor.dtype))
 
     def _end(self) -> None:
         self.wait_for_rest()
-        self._iterations += 1
-        self._waiting = set(self._indices.values())
+        self._present = False
+        for one in self._all:
+            one.waits = True
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for tap in self._taps.values():
-            tap.close()
-        self._taps.clear()
+        for one in self._trained:
+            if one.tap is not None:
+                one.tap.close()
+                one.tap = None
 
-    def _on_factors(self, weight: Tensor, *_: object) -> None:
+    def _on_factors(self, one: _Hooked, *_: object) -> None:
         """Send factors: autograd has all that a pass adds to the gradient of their weight, and no
         node of it that is still to run reads the weight.
         """
-        index = self._indices[weight]
-        if index not in self._taps:
+        if one.tap is None:
             return  # closed, and the graph is of before
-        self._on_gradient(weight)
-        self._taps[index].keep()
+        self._on_gradient(one.source)
+        one.tap.keep()
 
     def _on_gradient(self, tensor: Tensor) -> None:
-        index = self._indices[tensor]
-        if index in self._waiting and index not in self._taken and not self._present:
+        one, gradient = self._of[tensor], tensor.grad
+        if one.waits and not (one.was_taken or self._present):
             raise UsageError(
-                f"'{self._tensors[index].name}' was used before its new value had arrived, because the "
+                f"'{one.trained.name}' was used before its new value had arrived, because the "
                 "forward pass of its module has not run in this iteration; compute the loss after "
                 "the previous step()"
             )
-        if not self._sends:
+        if self._sender is None:
             return
-        if tensor.grad is not None:
-            self._check_kind(index, tensor.grad)
-        if index in self._begun:
+        if gradient is not None:
+            one.check_kind(gradient)
+        if one.has_left:
             raise UsageError(
-                f"the gradient of '{self._tensors[index].name}' was computed twice in a pass, and the "
+                f"the gradient of '{one.trained.name}' was computed twice in a pass, and the "
                 "first has been sent; use use_reentrant=False if checkpoints share a parameter, "
                 "and do not repeat a backward() that has failed"
             )
-        if tensor.grad is not None:
-            self._accumulated[index] = tensor.grad, tensor.grad._version
-        if self._leaves_now and self._may_leave(index):
-            self._begun.add(index)
-            self._send(index, tensor.grad)
-            self._on_sent(index)
+        if gradient is not None:
+            one.gradient = gradient, gradient._version
+        is_last = self._wait_free and self._pass == self._passes - 1
+        if is_last and self._sender.may_leave(one.index):
+            one.has_left = True
+            self._send(one)
+            self._sender.sent(one.index)
 
-    def _check_kind(self, index: int, gradient: Tensor) -> None:
-        if gradient.layout is not torch.strided:
-            raise UsageError(
-                f"the gradient of '{self._tensors[index].name}' is sparse; Poseidon needs dense "
-                "gradients here (nn.Embedding(sparse=False))"
-            )
-        if gradient.dtype is not self._types[index]:
-            raise UsageError(
-                f"the gradient of '{self._tensors[index].name}' is {gradient.dtype}; expected parameters "
-                f"that stay {self._types[index]}"
-            )
-
-    def _waiter(self, owned: Sequence[int]) -> Callable[[nn.Module, object], None]:
+    def _waiter(self, owned: Iterable[_Hooked]) -> Callable[[nn.Module, object], None]:
         def wait(module: nn.Module, arguments: object) -> None:
-            for index in owned if self._wait_free else sorted(self._waiting):
-                if index in self._waiting:
-                    self.wait_for(index)
+            for one in owned if self._wait_free else self._all:
+                if one.waits:
+                    self._take(one)
 
         return wait
 
     def wait_for(self, index: int) -> None:
         """Wait for one tensor, also between two iterations."""
+        self._take(self._all[index])
+
+    def _take(self, one: _Hooked) -> None:
         # a value may be written here, which torch.func refuses within a transform
         with self._turn, torch._C._DisableFuncTorch():
-            if index in self._waiting:
-                self._exchange.wait(index)
-                self._waiting.discard(index)
-                self._on_value(index)
-
-
-def _is_cleared(source: Tensor, gradient: Tensor, version: int) -> bool:
-    """Return whether a gradient has been cleared since it was accumulated."""
-    now = source.grad
-    if now is None:
-        return True
-    changed = now is not gradient or now._version != version
-    return changed and not bool(now.any())
+            if one.waits:
+                self._exchange.wait(one.index)
+                one.waits = False
+                self._on_value(one.index)
 
 
 def _layer(layers: Mapping[nn.Parameter, nn.Module], weight: Tensor, name: str) -> nn.Module:

@@ -164,10 +164,8 @@ class ExchangedModule:
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
                 on_backward=on_gradient,
-                may_leave=update.may_leave,
-                on_sent=update.sent,
+                sender=update if plan.sends_gradients else None,
                 on_value=self._came,
-                sends=plan.sends_gradients,
                 turn=self.reads.turn,
             )
             removal.callback(self.hooks.close)

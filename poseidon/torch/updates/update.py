@@ -21,12 +21,13 @@ from poseidon.engine.leaf import Leaf
 from poseidon.engine.loop_table import Applies
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.broadcast import Gather
+from poseidon.exchange.hooks import Sender
 from poseidon.exchange.options import OnDivergence
 from poseidon.exchange.replicas import ReplicaCheck
 from poseidon.torch.tensors import GroupPlan
 
 
-class Update(ABC):
+class Update(Sender, ABC):
     """How a module's parameters follow from gradients.
 
     Attributes:
@@ -43,26 +44,19 @@ class Update(ABC):
         """Return the rates of the iteration that begins; see `Trained.rate_index`."""
         return (0.0,)
 
-    def check_begin(self) -> None:  # noqa: B027 - an optimizer may change parameters at any time
+    def check_begin(self) -> None:
         """Check what the script has done since the last step, before an iteration begins."""
 
-    def check_backward(self) -> None:  # noqa: B027 - see `RuleUpdate`
+    def check_backward(self) -> None:
         """Check that a backward pass may begin."""
 
-    def pass_ended(self) -> None:  # noqa: B027 - nothing leaves with local steps
+    def pass_ended(self) -> None:
         """Note the end of a backward pass."""
 
-    def may_leave(self, index: int) -> bool:
-        """Return whether the gradient of a tensor may leave before the backward pass has ended."""
-        return True
-
-    def sent(self, index: int) -> None:  # noqa: B027 - an optimizer's parameters stay meanwhile
-        """Note that the gradient of a tensor has left within a backward pass."""
-
-    def check_read(self, index: int) -> None:  # noqa: B027 - as `sent`
+    def check_read(self, index: int) -> None:
         """Check that the script may read a value that is on its way."""
 
-    def forget(self) -> None:  # noqa: B027 - as `pass_ended`
+    def forget(self) -> None:
         """Forget the passes of the turn."""
 
     @abstractmethod
