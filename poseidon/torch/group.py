@@ -1,8 +1,7 @@
 """`Group`: a module that all workers of a job train together.
 
 It is the face of a loop (`group_loop.py`), of the data that each worker reads (`shared_data.py`)
-and of its saved states (`group_checkpoints.py`). A `GroupUpdate` applies gradients
-(`updates`).
+and of its saved states (`group_checkpoints.py`). A `GroupUpdate` applies gradients (`updates`).
 """
 
 from __future__ import annotations
@@ -12,32 +11,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from poseidon.engine.leaf import StateSource, packed
 from poseidon.engine.loop_table import LoopEvent, State
-from poseidon.engine.worker_context import Loop, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
-from poseidon.torch import plain_values
 from poseidon.torch.group_checkpoints import GroupCheckpoints
 from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.group_workers import GroupWorkers
 from poseidon.torch.kept import Kept
 from poseidon.torch.sampler import SharedSampler
-from poseidon.torch.shared_data import SEVERAL, SharedData, SharedLoader
+from poseidon.torch.shared_data import SharedData, SharedLoader
 from poseidon.torch.updates.group_update import GroupUpdate
 from poseidon.torch.weights import Batch
 from ps_server import ServerError
 
 Self = TypeVar("Self", bound="Group")
-Number = TypeVar("Number", float, Tensor)
 
 
-class Group:
-    """A module that all workers train together: steps, data, collections and checkpoints."""
+class Group(GroupWorkers):
+    """A module that all workers train together: steps, data, collectives and checkpoints."""
 
     def __init__(self, module: nn.Module, update: GroupUpdate, context: WorkerContext) -> None:
         self._context = context
@@ -52,31 +46,6 @@ class Group:
         self._update = update
 
     @property
-    def rank(self) -> int:
-        """The rank of this worker, 0..size-1."""
-        return self._context.worker.rank
-
-    @property
-    def size(self) -> int:
-        """Number of workers."""
-        return self._context.worker.size
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this worker."""
-        return self._context.worker.device
-
-    @property
-    def virtual_worker(self) -> int:
-        """The virtual worker whose turn it is, 0..virtual_workers-1; by default the rank."""
-        return self._loop.virtual_worker
-
-    @property
-    def virtual_workers(self) -> int:
-        """Number of virtual workers of the job; by default the number of workers."""
-        return self._loop.tree.count
-
-    @property
     def steps(self) -> int:
         """Steps finished; with a quorum of the workers, the job's: a late worker leaves out what
         the others have made without it.
@@ -85,9 +54,7 @@ class Group:
 
     @property
     def pending(self) -> int:
-        """Backward passes since the last step: `step` would apply them, and `drop` would discard
-        them.
-        """
+        """Backward passes since the last step, which `step` applies and `drop` discards."""
         return self._loop.session.passes
 
     @property
@@ -104,23 +71,6 @@ class Group:
     @lr.setter
     def lr(self, rate: float) -> None:
         self._update.set_lr(rate)
-
-    @property
-    def stopping(self) -> bool:
-        """True once the job was asked to stop, after a step that all workers have reached together.
-
-        A loop that continues regardless is ended by a KeyboardInterrupt in its next `step`.
-        """
-        return any(one.is_asked_to_stop() for one in self._loops)
-
-    @property
-    def snapshot_wanted(self) -> bool:
-        """True if the job was asked, after this very step, to save its state."""
-        return any(one.is_asked_for_snapshot() for one in self._loops)
-
-    @property
-    def _loops(self) -> list[Loop]:
-        return [self._loop, *self._context.loops.open]
 
     def step(self, *, zero_grad: bool = True) -> bool:
         """End the step, or the turn of a virtual worker within it.
@@ -154,18 +104,15 @@ class Group:
             there are no gradients for the optimizer yet.
 
         Raises:
-            UsageError: there was no backward pass; or a rule applies gradients; or there are tables, whose gradients leave with
-                the optimizer's step.
+            UsageError: there was no backward pass; or a rule applies gradients; or there are
+                tables, whose gradients leave with the optimizer's step.
         """
         return self._update.average_gradients()
 
     def drop(self) -> None:
-        """Discard the backward passes since the last step, and their gradients.
-
-        A step applies those that follow.
-
-        All workers do it alike, under a rule after fewer passes than `passes=`. Running
-        statistics keep what these passes have changed.
+        """Discard the backward passes since the last step, and their gradients. All workers do it
+        alike, under a rule after fewer passes than `passes=`. Running statistics keep what these
+        passes have changed.
 
         Raises:
             UsageError: the last pass of the step has ended under a rule, so the shards have its
@@ -177,9 +124,7 @@ class Group:
 
     def settle(self) -> None:
         """Bring parameters and statistics to the state after all workers' steps: with staleness or
-        local steps before evaluating or saving.
-
-        All workers call it together.
+        local steps before evaluating or saving. All workers call it together.
 
         Raises:
             UsageError: a step is under way.
@@ -221,100 +166,6 @@ class Group:
             with self._context.closing(error), self._loop.collections.leaving(error):
                 self.close()
 
-    def mean(self, value: Number) -> Number:
-        """Return the mean over all workers of a number or a small tensor.
-
-        All workers call it together.
-
-        The mean of a tensor of whole numbers is of float64.
-
-        Raises:
-            UsageError: the workers have not made as many steps, or not given as many numbers, or
-                they are not real.
-        """
-        self._loop.check_open("mean")
-        plain_values.check_number(value, "mean")
-        numbers = (
-            value
-            if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=torch.float64, device="cpu")
-        )
-        tensor = numbers.detach()
-        mean = self._loop.collections.mean(tensor)
-        if isinstance(value, Tensor):
-            result = torch.from_numpy(mean).to(tensor.device)
-            return result.to(tensor.dtype) if tensor.dtype.is_floating_point else result
-        return float(mean)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers by rank, on every worker. All call it together.
-
-        Args:
-            value: tensors, numbers, strings, bytes, None, and lists, tuples and dicts of them; of
-                any size, and different on each worker. Small ones are fast: they travel through
-                one shard.
-
-        Returns:
-            The values, whose tensors are on the device of the first tensor of this worker's.
-
-        Raises:
-            UsageError: a part of the value has a different type.
-        """
-        return self._gather(value, "gather")
-
-    def _gather(self, value: Any, call: str) -> list[Any]:
-        with self._loop.collecting(call) as gather:
-            parts = gather_bytes(plain_values.encode(value, call), gather, keeps=True)
-        device = plain_values.device_of(value)
-        return [plain_values.decode(part, rank, device) for rank, part in enumerate(parts)]
-
-    def broadcast(self, value: Any = None, src: int = 0) -> Any:
-        """Return the value of one worker on every worker. All call it together.
-
-        Args:
-            value: on the worker `src` as for `gather`; of others only the device of its first
-                tensor counts.
-            src: the rank of the worker whose value is returned.
-
-        Raises:
-            UsageError: a part of the value has a different type, or `src` is not a rank.
-        """
-        with self._loop.collecting("broadcast") as gather:
-            if not 0 <= src < self.size:
-                raise UsageError(f"broadcast() was given src={src}; expected 0 to {self.size - 1}")
-            content = plain_values.encode(value, "broadcast") if self.rank == src else None
-            shared = broadcast_bytes(content, gather, rank=self.rank, root=src)
-        assert shared is not None
-        return plain_values.decode(shared, src, plain_values.device_of(value))
-
-    def all_reduce(self, value: Number, op: str = "sum") -> Number:
-        """Return the sum over all workers of a number or a small tensor; the argument stays.
-
-        All workers call it together. Sums are in the order of ranks, so all have the same bits.
-
-        Args:
-            value: of the same type and shape on every worker.
-            op: `sum`, `mean`, `min` or `max`, element by element.
-
-        Returns:
-            A tensor of the same type; the mean of whole numbers is of float64.
-
-        Raises:
-            UsageError: the values do not fit each other or are not real, or `op` is unknown.
-        """
-        self._loop.check_open("all_reduce")
-        how = plain_values.reduction(op)
-        plain_values.check_number(value, "all_reduce")
-        given: Any = value.detach() if isinstance(value, Tensor) else value
-        given = given.item() if isinstance(given, np.generic) else given
-        result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
-        return result  # type: ignore[no-any-return]
-
-    def barrier(self) -> None:
-        """Return once all workers have called it."""
-        with self._loop.collecting("barrier") as gather:
-            gather(b"")
-
     def sampler(
         self, dataset: Sized, *, shuffle: bool = True, seed: int = 0, batch_size: int = 0
     ) -> SharedSampler:
@@ -343,10 +194,9 @@ class Group:
         even: bool = True,
         **arguments: Any,
     ) -> SharedLoader:
-        """Return a DataLoader of this worker's records.
-
-        Its position within an epoch is saved exactly. For several virtual workers it yields the
-        records of each in turn: in each iteration `passes` batches of the first, then of the next.
+        """Return a DataLoader of this worker's records, whose position within an epoch is saved. For
+        several virtual workers it yields the records of each in turn: in each iteration `passes`
+        batches of the first, then of the next.
 
         Args:
             dataset: with records by number, the same on every worker.
@@ -364,9 +214,8 @@ class Group:
 
     def prefetch(self, module: nn.Module, indices: Tensor) -> None:
         """Request the rows that a table or sparse embedding looks up next, and return at once: a
-        later forward pass with these indices finds them here.
-
-        Before the forward pass of a step it requests rows of this step, after it of the next one.
+        later forward pass with these indices finds them here. Before the forward pass of a step
+        these are rows of this step, after it of the next one.
 
         Args:
             module: a `Table`, or an nn.Embedding or nn.EmbeddingBag with `sparse=True`.
@@ -382,7 +231,6 @@ class Group:
         self, loss: Tensor, records: float | None = None, *, of: float | None = None
     ) -> Tensor:
         """Return a loss whose gradient has the weight of its records in the mean over all workers.
-
         A loss is the mean over the n records of this batch. The mean gradient of a step is then
         sum(n g) / sum(n), as in one process with all records. Call `backward()` on the result.
         With `records` all workers call it together, once for each backward pass.
@@ -401,11 +249,9 @@ class Group:
         return self._data.weigh(loss, records, of)
 
     def epoch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield this worker's batches until the batches of all workers have ended.
-
-        The workers may have different numbers of batches. One whose own have ended gets its last
-        one again, whose loss `weigh` multiplies by 0. All workers iterate together; each waits for
-        the others before each batch.
+        """Yield this worker's batches until the batches of all workers have ended. They may have
+        different numbers of batches. One whose own have ended gets its last one again, whose loss
+        `weigh` multiplies by 0. All iterate together; each waits for the others before each batch.
 
         Raises:
             UsageError: a worker has no batch, and another has.
@@ -414,58 +260,29 @@ class Group:
 
     def keep(self, **objects: Kept | Group) -> None:
         """Save and load these as well: a scheduler, a GradScaler, anything with `state_dict` and
-        `load_state_dict`, and other groups.
-
-        They are the same on all workers: rank 0's states are saved. Of another group all workers'
-        are. Call it before `resume` or `load_state_dict`.
+        `load_state_dict`, and other groups. They are the same on all workers: rank 0's states are
+        saved; of a group all workers' states are. Call it before `resume` or `load_state_dict`.
 
         Raises:
             UsageError: one has no state, or its name is taken.
         """
-        groups = {n: kept._checkpoints for n, kept in objects.items() if isinstance(kept, Group)}
-        others = {n: kept for n, kept in objects.items() if not isinstance(kept, Group)}
-        self._checkpoints.keep(others, groups)
+        of_groups = {n: o._checkpoints if isinstance(o, Group) else o for n, o in objects.items()}
+        self._checkpoints.keep(of_groups)
 
     def keep_own(self, **objects: Kept) -> None:
         """Save and load these as well, each worker its own: a StatefulDataLoader, the position of
-        a stream.
-
-        Call it before `resume` or `load_state_dict`. Their states are of types that
+        a stream. Call it before `resume` or `load_state_dict`. Their states are of types that
         `torch.load(weights_only=True)` reads.
 
         Raises:
             UsageError: one has no state, or its name is taken, or a worker computes for several
                 virtual workers.
         """
-        if self._context.member.takes_turns:
-            raise UsageError(
-                f"keep_own() has a state for each worker, {SEVERAL}; start as many workers as "
-                "virtual workers, or use keep() for what is the same on all"
-            )
-        self._checkpoints.kept.keep(objects, own=True)
-
-    def log(self, **values: float | Tensor) -> None:
-        """Log values of this worker for the job's curves, which show means over the workers.
-
-        Workers need not call it together, and it does not wait. The values are of the step that is
-        under way after its forward pass, else of the last one that has ended. Several values of one
-        name and step are averaged. The value of a tensor on a GPU is copied while the script
-        continues. A script that trains alone logs nothing. docs/torch_modules.md says what is
-        shown where.
-
-        Args:
-            values: real numbers, or tensors of one element, such as `loss=loss`. `loss` and
-                `learning_rate` have curves of their own. At most 100 names.
-
-        Raises:
-            UsageError: a name or a value cannot be logged.
-        """
-        self._context.job.log(self._loop.session.last_step, values)
+        self._checkpoints.keep_own(objects)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that training can resume from, after a step.
-
-        All workers call it together.
+        """Return the state that training can resume from, after a step. All workers call it
+        together.
 
         It holds parameters and buffers, the rule's histories or the optimizer's state, the number
         of steps, the objects given to `keep`, and for each worker the positions of its samplers,
@@ -478,35 +295,23 @@ class Group:
         Raises:
             UsageError: a step is under way, or there are row tables, which only `save` writes.
         """
-        if self._loop.update.plan.tables:
-            raise UsageError(
-                f"state_dict() lacks the rows of table '{self._loop.update.plan.tables[0].spec.name}', "
-                "which are on the shards; use save() and resume()"
-            )
-        return self._checkpoints.state("state_dict")
+        return self._checkpoints.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Resume from a result of `state_dict`.
-
-        All workers call it together, before the first step.
-
-        Rank 0's argument is loaded on all workers; the arguments of others are ignored.
+        """Resume from a result of `state_dict`: rank 0's, on all workers. All call it together,
+        before the first step.
 
         Raises:
             SnapshotError: it is of a different module, rule or optimizer, or has states of
                 `keep_own` of a different number of workers.
             UsageError: a step has begun.
         """
-        content = packed(state) if self.rank == 0 and state is not None else None
-        source = StateSource(name="what load_state_dict() was given")
-        self._checkpoints.load("load_state_dict", content, source)
+        self._checkpoints.load_state_dict(state)
 
     def save(self, prefix: str | Path | None = None, *, keep: int = 2) -> Path:
-        """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank
-        0's host. All workers call it together.
-
-        When it has returned on rank 0, the file and its checksums are on disk. A job that is
-        restarted resumes from it.
+        """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank 0's host. All
+        workers call it together. When it has returned on rank 0, the file and its checksums are on
+        disk. A job that is restarted resumes from it.
 
         Args:
             prefix: of its name; None: `checkpoint` in the job's folder, and for a script that

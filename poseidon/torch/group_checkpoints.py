@@ -27,19 +27,16 @@ from poseidon.torch.checkpoint_file import (
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.kept import Kept, KeptLeaves
 from poseidon.torch.leaves import CodecLeaves, ModuleLeaves, ProgressLeaves
+from poseidon.torch.shared_data import SEVERAL
 
 
 class GroupCheckpoints:
-    """The saved states of one group.
-
-    Attributes:
-        kept: the objects that the script keeps with the group.
-    """
+    """The saved states of one group."""
 
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
         self._context = loop.context
-        self.kept = KeptLeaves(loop.tree, has_shards=bool(loop.update.plan.shards))
+        self._kept = KeptLeaves(loop.tree, has_shards=bool(loop.update.plan.shards))
         self._groups: dict[str, GroupCheckpoints] = {}
         self._resumed: Path | None = None
         """The checkpoint that this group has resumed from, on rank 0."""
@@ -63,7 +60,7 @@ class GroupCheckpoints:
                 *CodecLeaves(loop).leaves(),
                 *loop.update.leaves(),
                 loop.exchanged.tables.leaf(self._wait_for_rows),
-                *self.kept.leaves(),
+                *self._kept.leaves(),
             ]
         )
 
@@ -71,8 +68,9 @@ class GroupCheckpoints:
         if self._loop.update.plan.tables and self._context.worker.size > 1:
             self._loop.collections.gather(b"")
 
-    def keep(self, objects: Mapping[str, Kept], groups: Mapping[str, GroupCheckpoints]) -> None:
+    def keep(self, objects: Mapping[str, Kept | GroupCheckpoints]) -> None:
         """See `Group.keep`."""
+        groups = {n: one for n, one in objects.items() if isinstance(one, GroupCheckpoints)}
         for name, group in groups.items():
             if group is self or name in self._groups:
                 raise UsageError(
@@ -84,8 +82,32 @@ class GroupCheckpoints:
                     f"keep() was given '{name}', which has row tables, whose rows are in separate "
                     "files; call save(prefix) of that group"
                 )
-        self.kept.keep(objects)
+        self._kept.keep({n: o for n, o in objects.items() if not isinstance(o, GroupCheckpoints)})
         self._groups.update(groups)
+
+    def keep_own(self, objects: Mapping[str, Kept]) -> None:
+        """See `Group.keep_own`."""
+        if self._context.member.takes_turns:
+            raise UsageError(
+                f"keep_own() has a state for each worker, {SEVERAL}; start as many workers as "
+                "virtual workers, or use keep() for what is the same on all"
+            )
+        self._kept.keep(objects, own=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Group.state_dict`."""
+        if tables := self._loop.update.plan.tables:
+            raise UsageError(
+                f"state_dict() lacks the rows of table '{tables[0].spec.name}', which are on the "
+                "shards; use save() and resume()"
+            )
+        return self.state("state_dict")
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """See `Group.load_state_dict`."""
+        content = packed(state) if self._is_root and state is not None else None
+        source = StateSource(name="what load_state_dict() was given")
+        self.load("load_state_dict", content, source)
 
     def state(
         self, call: str, *, keeps: bool | None = None, of_plane: bool = False

@@ -244,9 +244,7 @@ class GroupLoop:
 
     @contextmanager
     def settled(self, call: str) -> Iterator[Gather]:
-        """As `collecting`, for a call after a step, which has all values. No virtual worker's
-        stream is drawn from.
-        """
+        """As `collecting`, after a step, with all values; no virtual worker's stream is drawn from."""
         with self.collecting(call) as gather:
             self.session.check(LoopEvent.SETTLE, call=f"{call}()")
             self.streams.enter(None)
