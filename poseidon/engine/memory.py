@@ -41,10 +41,7 @@ COSTS = struct.Struct("<dd")
 
 
 class EndOfStart(BaseException):
-    """Ends the user's code in a start without an error of its own.
-
-    Code that catches every `Exception` does not catch it.
-    """
+    """Ends the user's code in a start without an error of its own; is not an `Exception`."""
 
 
 class StopRequested(KeyboardInterrupt):

@@ -136,9 +136,7 @@ class Observed:
         self.built, self.exchange = built, built.exchange
 
     def watch(self) -> None:
-        """Start to observe the layers of the module. Hooks that were put first
-        before this call count as the layer's work.
-        """
+        """Start to observe the layers of the module, whose hooks so far count as their work."""
 
     def close(self) -> None:
         """Report the last measurements, and close the exchange."""
@@ -254,11 +252,7 @@ class WorkerContext:
         module: nn.Module,
         shards: Sequence[Sequence[Trained]] = (),
     ) -> Observed:
-        """Return the exchange of a module's tensors.
-
-        Args:
-            shards: see `build_exchange`.
-        """
+        """Return the exchange of a module's tensors; see `build_exchange`."""
         built = build_exchange(
             tensors,
             settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from poseidon.engine.launcher_connection import Requests
+from poseidon.engine.launcher_requests import Requests
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.exchange import Exchange
 from ps_server import SignalKind
