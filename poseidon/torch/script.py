@@ -42,13 +42,13 @@ from poseidon.torch.script_hooks import (
     noticing_lone_steps,
     taking_from_trainer,
 )
+from poseidon.torch.script_output import output_to_log
 from poseidon.torch.script_process import (
     ExitedAtOnce,
     call_excepthook,
     exits_by_error,
     free_address,
     import_compiler_late,
-    output_to_log,
     run_script,
     search_as_plain_python,
     silent_excepthook,

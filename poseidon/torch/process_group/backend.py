@@ -24,7 +24,6 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from poseidon.errors import counted
 from poseidon.exchange.device import device_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.process_group.collectives import Collectives
@@ -43,6 +42,7 @@ from poseidon.torch.process_group.work import (
 from poseidon.torch.process_group.worker_parts import (
     ReduceRule,
     check_one_each,
+    check_rank,
     equal_parts,
     reduction_of,
 )
@@ -135,13 +135,13 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
-        root = self._checked(opts.rootRank)
+        root = check_rank(opts.rootRank, self.size())
         return self._start(
             lambda flat: self._collectives.broadcast(flat, root), tensors, "broadcast"
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
-        reduction, root = reduction_of(opts, tensors), self._checked(opts.rootRank)
+        reduction, root = reduction_of(opts, tensors), check_rank(opts.rootRank, self.size())
         return self._start(
             lambda flat: self._collectives.reduce(flat, reduction, root), tensors, "reduce"
         )
@@ -161,8 +161,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
-        by_input = [list(column) for column in zip(*outputs, strict=True)]
-        return self.allgather(by_input, inputs, opts)
+        return self.allgather([list(one) for one in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> PoseidonWork:
         return self.all_gather_single_coalesced([output], [own], opts)
@@ -170,8 +169,8 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
-        parts = [equal_parts(self.size(), output.view(-1)) for output in outputs]
-        return self.allgather(parts, inputs, opts)
+        size = self.size()
+        return self.allgather([equal_parts(size, o.view(-1)) for o in outputs], inputs, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> PoseidonWork:
         def run(copies: list[Copy]) -> None:
@@ -179,14 +178,14 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             if parts:
                 copies += fill(outputs[0], parts)
 
-        root = self._checked(opts.rootRank)
+        root = check_rank(opts.rootRank, self.size())
         if outputs:
             check_one_each("gather", inputs[0], outputs[0], self.size())
         own = self._staging.flat(inputs[0])
         return self._submit(run, outputs, "gather", after=inputs)  # others have no outputs
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> PoseidonWork:
-        root = self._checked(opts.rootRank)
+        root = check_rank(opts.rootRank, self.size())
         if inputs:
             check_one_each("scatter", outputs[0], inputs[0], self.size())
         parts = [self._staging.flat(tensor) for tensor in inputs[0]] if inputs else []
@@ -251,11 +250,8 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all workers; if one does not come, the error names it.
-
-        Args:
-            timeout: the longest wait; None: the group's.
-            wait_all_ranks: has no effect: the error names the first worker that is missing.
+        """Wait for all workers, for `timeout` or the group's time; if some do not come, the error
+        names the first, also with `wait_all_ranks`.
         """
         limit_s = timeout.total_seconds() if timeout else None
         self._submit(lambda _: self._collectives.barrier(limit_s), [], "monitored_barrier").wait()
@@ -263,7 +259,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
         device, own = device_of_all(tensors), self._staging.flat(tensors[0])
         ready = device.event()
-        send = self._collectives.sending(own, self._checked(receiver), tag)
+        send = self._collectives.sending(own, check_rank(receiver, self.size()), tag)
         if device.is_host:
             send()
             return ended(tensors)
@@ -274,13 +270,12 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
                 send()
 
         work = PoseidonWork(run, tensors, self.mesh.fail)
-        thread = threading.Thread(target=work.run, name="poseidon-send", daemon=True)
-        self.mesh.sends(thread)
+        self.mesh.sends(threading.Thread(target=work.run, name="poseidon-send", daemon=True))
         return work
 
     def recv(self, tensors: list[Tensor], sender: int | None, tag: int) -> PoseidonWork:
         device, flat = device_of_all(tensors), self._staging.room(tensors[0])
-        known = None if sender is None else self._checked(sender)
+        known = None if sender is None else check_rank(sender, self.size())
         ready, receive = device.event(), self._collectives.receiving(flat, known, tag)
 
         def run(copies: list[Copy]) -> int:
@@ -306,25 +301,12 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         self._thread.end()
 
-    # the names of these collectives in earlier versions of torch
+    # their names in earlier versions of torch
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-    def _checked(self, rank: int) -> int:
-        """Return the rank of a worker of the group.
-
-        Raises:
-            ValueError: the group has no such worker.
-        """
-        if not 0 <= rank < self.size():
-            raise ValueError(
-                f"rank {rank} is outside a group of {counted(self.size(), 'worker')}; give a rank "
-                f"from 0 to {self.size() - 1}"
-            )
-        return rank
 
     def _start(
         self, collective: Callable[[Tensor], None], tensors: list[Tensor], name: str

@@ -100,6 +100,20 @@ def described(tensor: Tensor | None) -> str:
     return "" if tensor is None else f"{tensor.numel()} x {str(tensor.dtype)[6:]}"
 
 
+def check_rank(rank: int, size: int) -> int:
+    """Return the rank of a worker of a group.
+
+    Raises:
+        ValueError: the group has no such worker.
+    """
+    if not 0 <= rank < size:
+        raise ValueError(
+            f"rank {rank} is outside a group of {counted(size, 'worker')}; give a rank from 0 to "
+            f"{size - 1}"
+        )
+    return rank
+
+
 def check_one_each(
     call: str, own: Tensor | None, tensors: Sequence[Tensor], size: int, *, only: int | None = None
 ) -> None:
