@@ -56,31 +56,18 @@ class Sender:
 
 @dataclass(slots=True, eq=False)
 class _Hooked:
-    """A tensor of the exchange, and where its value and its gradient are.
-
-    Attributes:
-        source: the parameter or buffer of the module.
-        waits: whether its value is still to be waited for.
-        was_taken: whether it was waited for between this iteration and the one before.
-        is_alone: whether the forward pass of its own module does not run.
-        has_left: whether its gradient has left in this iteration, or for this virtual worker.
-        gradient: of this iteration's passes so far, with its version.
-    """
+    """A tensor of the exchange, and where its value and its gradient are."""
 
     index: int
     trained: Trained
-    source: Tensor
+    source: Tensor  # the parameter or buffer of the module
     dtype: torch.dtype
-    tap: FactorTap | None = None
-    waits: bool = True
-    was_taken: bool = False
-    is_alone: bool = False
-    has_left: bool = False
-    gradient: tuple[Tensor, int] | None = None
-
-    def begin(self) -> None:
-        """Begin an iteration."""
-        self.was_taken, self.waits, self.has_left = not self.waits, True, False
+    tap: FactorTap | None
+    waits: bool = True  # for its value
+    was_taken: bool = False  # waited for between this iteration and the one before
+    is_alone: bool = False  # the forward pass of its own module does not run
+    has_left: bool = False  # its gradient, in this iteration or for this virtual worker
+    gradient: tuple[Tensor, int] | None = None  # of this iteration's passes, with its version
 
     def is_changed(self) -> bool:
         """Return whether the gradient was changed since the last pass, as autograd sees it."""
@@ -191,7 +178,7 @@ class Hooks:
         self._pass = 0
         self._present |= present
         for one in self._all:
-            one.begin()
+            one.was_taken, one.waits, one.has_left = not one.waits, True, False
         for one in self._all:
             if one.is_alone:
                 self._take(one)

@@ -77,12 +77,7 @@ class ExchangedModule:
         return self.observed.built.plan.local_steps
 
     def leaves(self, own: range, label: str) -> ExchangeLeaves:
-        """Return the state of the exchange.
-
-        Args:
-            own: the virtual workers of this process.
-            label: of the rule.
-        """
+        """Return the state of the exchange; see `ExchangeLeaves`."""
         return ExchangeLeaves(
             self.plan.tensors, self.exchange, own=own, local_steps=self.local_steps, label=label
         )
@@ -132,10 +127,8 @@ class ExchangedModule:
 
         Args:
             passes_left: see `Callbacks`.
-            on_forward: called before a forward pass of the module, or of a part of it that has
-                tensors of the exchange.
-            on_gradient: called when a backward pass has reached the module; several times within
-                each.
+            on_forward: called before a forward pass of the module, or of a part with tensors.
+            on_gradient: called when a backward pass has reached the module, or once more.
         """
         module, plan, client = self.module, self.plan, self.observed.built.client
         callbacks = Callbacks(

@@ -26,7 +26,7 @@ from poseidon.torch.checkpoint_file import (
 )
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.kept import Kept, KeptLeaves
-from poseidon.torch.leaves import CodecLeaves, ModuleLeaves, ProgressLeaves
+from poseidon.torch.leaves import CodecLeaves, ModuleLeaves, progress_leaves
 from poseidon.torch.shared_data import SEVERAL
 
 
@@ -47,7 +47,7 @@ class GroupCheckpoints:
             loop.session.await_state()
         loop.tree.add(
             [
-                *ProgressLeaves(loop).leaves(),
+                *progress_leaves(loop),
                 Leaf(
                     name="groups",
                     scope=Scope.SHARED,

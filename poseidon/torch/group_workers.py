@@ -66,11 +66,8 @@ class GroupWorkers:
         return [self._loop, *self._loop.context.loops.open]
 
     def mean(self, value: Number) -> Number:
-        """Return the mean over all workers of a number or a small tensor.
-
-        All workers call it together.
-
-        The mean of a tensor of whole numbers is of float64.
+        """Return the mean over all workers of a number or a small tensor. All workers call it
+        together. The mean of a tensor of whole numbers is of float64.
 
         Raises:
             UsageError: the workers have not made as many steps, or not given as many numbers, or
@@ -78,17 +75,11 @@ class GroupWorkers:
         """
         self._loop.check_open("mean")
         plain_values.check_number(value, "mean")
-        numbers = (
-            value
-            if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=torch.float64, device="cpu")
-        )
-        tensor = numbers.detach()
-        mean = self._loop.collections.mean(tensor)
-        if isinstance(value, Tensor):
-            result = torch.from_numpy(mean).to(tensor.device)
-            return result.to(tensor.dtype) if tensor.dtype.is_floating_point else result
-        return float(mean)
+        if not isinstance(value, Tensor):
+            number = torch.tensor(value, dtype=torch.float64, device="cpu")
+            return float(self._loop.collections.mean(number))
+        mean = torch.from_numpy(self._loop.collections.mean(value.detach())).to(value.device)
+        return mean.to(value.dtype) if value.dtype.is_floating_point else mean
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all workers by rank, on every worker. All call it together.
@@ -132,9 +123,8 @@ class GroupWorkers:
         return plain_values.decode(shared, src, plain_values.device_of(value))
 
     def all_reduce(self, value: Number, op: str = "sum") -> Number:
-        """Return the sum over all workers of a number or a small tensor; the argument stays.
-
-        All workers call it together. Sums are in the order of ranks, so all have the same bits.
+        """Return the sum over all workers of a number or a small tensor; the argument stays. All
+        workers call it together. Sums are in the order of ranks, so all have the same bits.
 
         Args:
             value: of the same type and shape on every worker.
@@ -161,7 +151,6 @@ class GroupWorkers:
 
     def log(self, **values: float | Tensor) -> None:
         """Log values of this worker for the job's curves, which show means over the workers.
-
         Workers need not call it together, and it does not wait. The values are of the step that is
         under way after its forward pass, else of the last one that has ended. Several values of one
         name and step are averaged. The value of a tensor on a GPU is copied while the script

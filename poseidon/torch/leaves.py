@@ -33,61 +33,49 @@ from ps_server.numerics import Computation
 _DIGEST_BYTES = 32
 
 
-class ProgressLeaves:
-    """The loop's progress, and what a start needs to know before it loads a state."""
+def progress_leaves(loop: GroupLoop) -> list[Leaf]:
+    """Return the loop's progress, and what a start needs to know before it loads a state."""
+    context, session, built = loop.context, loop.session, loop.exchanged.observed.built
+    label = loop.update.label
+    plan = RecordedPlan.of_choices(built.plan).to_json() if built.recorded else ""
+    told = context.member.virtual_workers is not None
 
-    def __init__(self, loop: GroupLoop) -> None:
-        self._loop = loop
+    def here() -> str:
+        return str(Computation.here(context.worker.device))
 
-    def leaves(self) -> list[Leaf]:
-        loop, session = self._loop, self._loop.session
-        plan = (
-            RecordedPlan.of_choices(loop.exchanged.observed.built.plan).to_json()
-            if loop.exchanged.observed.built.recorded
-            else ""
-        )
-        told = loop.context.member.virtual_workers is not None
-        return [
-            Leaf.shared("poseidon", lambda: FORMAT),
-            Leaf.shared("steps", lambda: session.steps, lambda n: session.continue_from(steps=n)),
-            Leaf.shared(
-                "iterations",
-                lambda: session.iterations,
-                lambda n: session.continue_from(iterations=n),
-                stage=LeafStage.EXCHANGE,
-            ),
-            Leaf.shared("told", lambda: told),
-            Leaf.shared("exchange_plan", lambda: plan),
-            Leaf(
-                name="computation",
-                scope=Scope.SHARED,
-                read=lambda: str(Computation.here(self._loop.context.worker.device)),
-                write=self._compare_computation,
-            ),
-            Leaf(
-                name="how",
-                scope=Scope.SHARED,
-                read=lambda: loop.update.label,
-                check=self._check_label,
-            ),
-        ]
-
-    def _check_label(self, found: Found) -> None:
-        label = self._loop.update.label
+    def check_label(found: Found) -> None:
         if found.shared != label:
             raise SnapshotError(
                 f"{found.source.name} was trained with {found.shared}, and this script gives "
                 f"distribute() {label}"
             )
 
-    def _compare_computation(self, found: Found) -> None:
+    def compare_computation(found: Found) -> None:
         """Say that this run cannot have the bits of one that was never interrupted."""
-        now, source = str(Computation.here(self._loop.context.worker.device)), found.source
+        now, source = here(), found.source
         if source.path is not None and found.shared not in (None, now):
-            self._loop.context.job.say(
-                f"{source.name} was computed with {found.shared}, and this run computes with {now}: "
-                "it continues correctly, but not with the bits of an uninterrupted run"
+            context.job.say(
+                f"{source.name} was computed with {found.shared}, and this run computes with "
+                f"{now}: it continues correctly, but not with the bits of an uninterrupted run"
             )
+
+    def shared(name: str, **of_leaf: Any) -> Leaf:
+        return Leaf(name=name, scope=Scope.SHARED, **of_leaf)
+
+    return [
+        Leaf.shared("poseidon", lambda: FORMAT),
+        Leaf.shared("steps", lambda: session.steps, lambda n: session.continue_from(steps=n)),
+        Leaf.shared(
+            "iterations",
+            lambda: session.iterations,
+            lambda n: session.continue_from(iterations=n),
+            stage=LeafStage.EXCHANGE,
+        ),
+        Leaf.shared("told", lambda: told),
+        Leaf.shared("exchange_plan", lambda: plan),
+        shared("computation", read=here, write=compare_computation),
+        shared("how", read=lambda: label, check=check_label),
+    ]
 
 
 class ModuleLeaves:
