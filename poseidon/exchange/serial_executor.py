@@ -40,7 +40,7 @@ class SerialExecutor:
         self._error: Exception | None = None
         self._closed = False
         self._monitor = Monitor(
-            timeout_s, closed="the exchange is closed", hangs=": the device hangs"
+            timeout_s, closed="the exchange is closed", hangs=": a device or another worker hangs"
         )
         self._queued = self._ended = 0
         self._thread: threading.Thread | None = None
@@ -119,12 +119,14 @@ class SerialExecutor:
 
 
 def join_within(thread: threading.Thread, limit_s: float) -> None:
-    """Wait for the end of a daemon thread that only its device can hold up.
+    """Wait for the end of a daemon thread that only a device or another worker can hold up.
 
     Log a warning where it does.
     """
     thread.join(limit_s)
     if thread.is_alive():
         LOGGER.warning(
-            "the thread %s has not ended within %g s: the device hangs", thread.name, limit_s
+            "the thread %s has not ended within %g s: a device or another worker hangs",
+            thread.name,
+            limit_s,
         )
