@@ -35,7 +35,7 @@ class ThreadConnection(LauncherConnection):
     def send(self, event: str, **fields: object) -> None:
         self._listener.event(self._name, {"event": event, **fields})
 
-    def forward_requests(self, exchange: Exchange, rank: int) -> None:
+    def forward_requests(self, exchange: Exchange, rank: int, *, stop_all: bool = False) -> None:
         """No command comes."""
 
 

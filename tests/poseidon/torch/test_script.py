@@ -41,7 +41,7 @@ class RecordingConnection(LauncherConnection):
         self.sent = io.StringIO()
         super().__init__(io.StringIO(), self.sent)
 
-    def forward_requests(self, exchange: Exchange, rank: int) -> None:
+    def forward_requests(self, exchange: Exchange, rank: int, *, stop_all: bool = False) -> None:
         """Do nothing."""
 
     def exchange_addresses(self, own: str = "", *, among: str = WORKERS) -> list[str]:
