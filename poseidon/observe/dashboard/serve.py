@@ -158,10 +158,13 @@ class Dashboard:
         return rows
 
     def _name_of(self, path: Path) -> str:
-        """Return the name of a job's folder, `run (2)` for a second one of that name."""
+        """Return the name of a job's folder, which addresses of pages can contain; `run (2)` for a
+        second one of that name.
+        """
         if path not in self._names:
-            numbered = (f"{path.name} ({number})" for number in itertools.count(2))
-            names = itertools.chain([path.name], numbered)
+            own = escaped(path.name)
+            numbered = (f"{own} ({number})" for number in itertools.count(2))
+            names = itertools.chain([own], numbered)
             name = next(name for name in names if name not in self._jobs)
             self._names[path], self._jobs[name] = name, JobFolder(path, name)
         return self._names[path]

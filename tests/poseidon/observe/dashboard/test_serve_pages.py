@@ -273,7 +273,8 @@ def test_names_and_lines_that_are_not_utf_8(folder: Path) -> None:
         (listed,) = get(f"{address}/api/jobs")
         with urllib.request.urlopen(address, timeout=20) as answer:
             page = answer.read().decode()
-    assert "lenet-" in listed["name"]
+        job = get(f"{address}/api/jobs/{urllib.parse.quote(listed['name'])}")
+    assert job["name"] == listed["name"] == r"lenet-\udce9"
     assert r"no caf\xe9.jpg" in page
 
 
