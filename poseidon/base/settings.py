@@ -22,6 +22,8 @@ STDIN_FD_VARIABLE = "POSEIDON_STDIN_FD"
 PLACE_VARIABLE = "POSEIDON_PLACE"
 CAFFE2_ZOO = "https://s3.amazonaws.com/download.caffe2.ai/models"
 """The address of Caffe2's model zoo."""
+GRACE_S = 3.0
+"""Seconds from SIGTERM to SIGKILL, unless the user says otherwise."""
 _OF_ONE_PROCESS = frozenset({STATUS_FD_VARIABLE, EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE})
 _SOCKET_BYTES = 107
 """The length of a Unix socket's path, at most."""

@@ -197,7 +197,7 @@ class Extraction(WorkerDocument):
     weights: tuple[str, ...]
     blobs: tuple[str, ...]
     databases: tuple[str, ...]
-    backend: str = "leveldb"
+    backend: str
     batches: int = 0
     imports: tuple[str, ...] = ()
 

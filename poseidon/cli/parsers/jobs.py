@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from poseidon.base.settings import GRACE_S
 from poseidon.cli.parsers.form import Command, FlagGroup, Parser, flag, switch, word
 from poseidon.flags.flag import Opens, Takes, progress
 from poseidon.flags.values import count, number, positive, whole
@@ -54,9 +55,8 @@ def _kill(parser: Parser) -> None:
     switch(group, "all", "all jobs of this user that this machine has on record")
     text = "look for the job on the hosts of this file, too"
     flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
-    flag(
-        group, "grace", "seconds from SIGTERM to SIGKILL (3)", read=number, default=3.0, metavar="S"
-    )
+    text = f"seconds from SIGTERM to SIGKILL ({GRACE_S:g})"
+    flag(group, "grace", text, read=number, default=GRACE_S, metavar="S")
     _ssh_config(group)
 
 

@@ -56,8 +56,8 @@ class AgentState:
         """Whether the launcher has sent `AgentHello`."""
         self._left = False
         self._started: set[int] = set()
-        self.grace_s = 5.0
-        """From SIGTERM to SIGKILL, when processes are ended."""
+        self.grace_s = 0.0
+        """From SIGTERM to SIGKILL, when processes are ended; before `AgentHello` none run."""
 
     def take(self, request: m.Request, now_s: float) -> list[Action]:
         self._silence.heard_s = now_s

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import psutil
 
+from poseidon.base.settings import GRACE_S
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.cluster.process import creation
@@ -44,7 +45,7 @@ class KillTimeouts:
     """
 
     launcher_s: float = 30.0
-    grace_s: float = 3.0
+    grace_s: float = GRACE_S
 
 
 def job_processes(job: str, record: JobRecord | None) -> list[psutil.Process]:

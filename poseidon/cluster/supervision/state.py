@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from poseidon.base.settings import GRACE_S
 from poseidon.cluster.events import Event
 from poseidon.cluster.job_plan import ProcessName
 
@@ -41,7 +42,7 @@ class SupervisionSettings:
 
     start_timeout_s: float = 180.0
     stall_timeout_s: float = 120.0
-    grace_s: float = 3.0
+    grace_s: float = GRACE_S
     collect_s: float = 0.5
     finish_timeout_s: float = 30.0
     term_deadline_s: float = 25.0  # Slurm and Kubernetes kill after 30

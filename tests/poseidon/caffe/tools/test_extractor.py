@@ -41,6 +41,7 @@ def whole(tmp_path: Path) -> Extraction:
         weights=(),
         blobs=("double", "flat"),
         databases=(str(tmp_path / "f_double"), str(tmp_path / "f_flat")),
+        backend="leveldb",
     )
 
 
@@ -96,6 +97,7 @@ def test_records_of_many_sizes(tmp_path: Path, workers: int) -> None:
             weights=(),
             blobs=("double",),
             databases=(database,),
+            backend="leveldb",
             member=Membership(network=Network(rank=rank, size=workers)),
             **job,
         )
@@ -150,7 +152,13 @@ def test_data_without_an_end_needs_a_number(tmp_path: Path) -> None:
         '} } layer { name: "r" type: "Reduction" bottom: "d" top: "r" }',
         encoding="utf-8",
     )
-    one = Extraction(model=str(net), weights=(), blobs=("d",), databases=(str(tmp_path / "f"),))
+    one = Extraction(
+        model=str(net),
+        weights=(),
+        blobs=("d",),
+        databases=(str(tmp_path / "f"),),
+        backend="leveldb",
+    )
     with pytest.raises(UsageError, match="its data has no end; give NUM_MINI_BATCHES"):
         run_extraction(one)
     assert run_extraction(replace(one, batches=2)) == 6

@@ -158,6 +158,7 @@ WHOLE = Extraction(
     weights=("/a", "/b"),
     blobs=("fc7", "fc8"),
     databases=("/f7", "/f8"),
+    backend="leveldb",
     job="j",
     member=Membership(network=Network(rank=5, size=6), hosts=(1, 3, 2)),
 )
@@ -169,7 +170,7 @@ def test_round_trip() -> None:
 
 def test_names() -> None:
     assert WHOLE.paths() == (Path("/f7_2_1"), Path("/f8_2_1"))
-    alone = Extraction(model="m", weights=(), blobs=("a",), databases=("features",))
+    alone = replace(WHOLE, job="", databases=("features",), blobs=("a",))
     assert alone.paths() == (Path("features"),)
 
 
