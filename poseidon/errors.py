@@ -175,12 +175,16 @@ def out_of_memory(error: BaseException, in_use: str = "") -> str | None:
 
 def limit_reached(error: BaseException) -> str | None:
     """Return what to do about an error that says that this process may have no further file,
-    thread or process; None for another error.
+    thread or process, or no larger file; None for another error.
     """
     number = getattr(error, "errno", None)
     if number == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
+    if number == errno.EFBIG:
+        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if most != resource.RLIM_INFINITY:  # else it is the limit of the file system
+            return f"a file may have at most {most} bytes (ulimit -f); set a higher limit, as ulimit -f unlimited"
     if number == errno.EAGAIN or "can't start new thread" in str(error):
         return (
             "no more threads or processes can be started; set higher limits (ulimit -u, ulimit "

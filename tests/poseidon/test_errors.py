@@ -57,6 +57,7 @@ def test_limits_are_told_from_other_errors() -> None:
         BlockingIOError(errno.EAGAIN, "Resource"),
     ):
         assert limit_reached(error) or "".startswith("no more threads or processes can be started;")
+    assert limit_reached(OSError(errno.EFBIG, "File too large")) is None  # the file system's limit
     assert limit_reached(OSError(errno.ENOENT, "No such file")) is None
     assert limit_reached(ValueError("x")) is None
 

@@ -26,7 +26,7 @@ from poseidon.base.durable import write_whole
 from poseidon.base.foreign_files import check_private, make_private, read_in
 from poseidon.cluster.machinefile import Host, check_options, digest_of
 from poseidon.cluster.process import RunningProcess
-from poseidon.errors import JobError, MachinefileError, UsageError
+from poseidon.errors import JobError, MachinefileError, UsageError, limit_reached
 from ps_server.json_fields import fields_of, plain, value_of
 
 LARGEST_BYTES = 16 << 20
@@ -165,8 +165,7 @@ class Registry:
                 return
             except OSError as error:
                 raise JobError(
-                    f"cannot read the records of jobs in {folder}: {error.strerror}; set "
-                    "$POSEIDON_HOME to a different folder"
+                    f"cannot read the records of jobs in {folder}: {_remedy(error)}"
                 ) from error
 
     def write(self, record: JobRecord) -> None:
@@ -181,10 +180,7 @@ class Registry:
                 make_private(folder)
             write_whole(path, json.dumps(fields_of(record), indent=1, default=plain).encode())
         except OSError as error:
-            raise JobError(
-                f"cannot write the job's record {path}: {error.strerror or error}; set "
-                "$POSEIDON_HOME to a different folder"
-            ) from error
+            raise JobError(f"cannot write the job's record {path}: {_remedy(error)}") from error
 
     def read(self, job: str) -> JobRecord | None:
         """Return a job's record, or None when there is none.
@@ -239,14 +235,20 @@ class Registry:
             return ()
         except OSError as error:
             raise JobError(
-                f"cannot read the records of jobs in {self.folder}: {error.strerror}; set "
-                "$POSEIDON_HOME to a different folder"
+                f"cannot read the records of jobs in {self.folder}: {_remedy(error)}"
             ) from error
         stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return tuple(stem for stem in stems if _JOB_ID.fullmatch(stem))
 
     def _path(self, job: str) -> Path:
         return self.folder / f"{check_job_id(job)}.json"
+
+
+def _remedy(error: OSError) -> str:
+    """Return why the folder of records cannot be used, and what to do."""
+    return limit_reached(error) or (
+        f"{error.strerror or error}; set $POSEIDON_HOME to a different folder"
+    )
 
 
 class Registration:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import resource
 import socket
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +236,28 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JobError, match="POSEIDON_HOME"):
         Registry(tmp_path / "file").write(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "says"),
+    [
+        (errno.EMFILE, resource.RLIMIT_NOFILE, r"ulimit -n allows 77; set a higher limit"),
+        (errno.EFBIG, resource.RLIMIT_FSIZE, r"at most 77 bytes \(ulimit -f\); set a higher limit"),
+    ],
+)
+def test_a_limit_of_this_process_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, limit: int, says: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(resource, "getrlimit", {limit: (77, 77)}.__getitem__)
+    monkeypatch.setattr("poseidon.cluster.jobs.registry.write_whole", refuse)
+    monkeypatch.setattr("poseidon.cluster.jobs.registry.check_private", refuse)
+    for call in (Registry(tmp_path).jobs, partial(Registry(tmp_path).write, RECORD)):
+        with pytest.raises(JobError, match=says) as caught:
+            call()
+        assert "POSEIDON_HOME" not in str(caught.value)
 
 
 @pytest.mark.parametrize("job", ["", "../x", "a/b", ".hidden", "-x", "a b", "é", "x" * 81, "a\n"])
