@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -468,3 +469,17 @@ def test_googlenet_trains_on_each_gpu_or_cpu_of_two_clients(
     assert on_cpus.settings == ("solver_mode=CPU", "max_iter=2")
     check_nets(read_solver(on_cpus.solver), solver_settings(read_solver(on_cpus.solver)))
     assert len(read_machinefile(Path(on_cpus.hostfile))) == 2
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs Git")
+def test_git_ignores_what_examples_write(repository: Path) -> None:
+    if not (repository / ".git").exists():
+        pytest.skip("not a checkout of Git")
+    command = (repository / "examples" / "ddp" / "README.md").read_text(encoding="utf-8")
+    written = re.findall(r"--checkpoint=(\S+)", command)
+    kinds = ("caffemodel", "solverstate", "solverstate.sha256", "caffemodel.h5", "solverstate.h5")
+    written += [f"prototxt/ssd/shapes_ssd_iter_600.{kind}" for kind in kinds]
+    written += ["models/caffenet/net.caffemodel", "lenet_conv.caffemodel"]
+    for path in written:
+        done = subprocess.run(("git", "check-ignore", path), cwd=repository, check=False)
+        assert done.returncode == 0, path
