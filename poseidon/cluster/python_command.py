@@ -106,8 +106,10 @@ def checkout() -> str:
     return "" if _PACKAGES.name in ("site-packages", "dist-packages") else str(_PACKAGES)
 
 
-NO_FOLDER = 125
-"""Exit status: the machinefile's `workdir` cannot be entered."""
+CANNOT_START = 125
+"""Exit status: the machinefile's `workdir` cannot be entered, or its `python` not be run; the last
+line of standard error says so.
+"""
 
 # One line, since a remote command holds no line ends. Its arguments are the five of
 # `remote_command`, then Python's.
@@ -120,7 +122,7 @@ _SCRIPT = (
             'if [ -n "$folder" ]',
             'then cd "$folder" 2>/dev/null || {',
             'echo "workdir=$folder cannot be entered on this host: is it there?" >&2',
-            f"exit {NO_FOLDER}",
+            f"exit {CANNOT_START}",
             "}",
             'else cd "$here" 2>/dev/null || cd',
             "fi",
@@ -134,6 +136,11 @@ _SCRIPT = (
             "fi",
             "fi",
             "fi",
+            'found=$(command -v "$python") && [ -f "$found" ] && [ -x "$found" ] || {',
+            'echo "$python cannot be run on this host; set python= of this host in the machinefile '
+            'to a Python 3.10 or newer" >&2',
+            f"exit {CANNOT_START}",
+            "}",
             'exec "$python" "$@"',
         )
     )

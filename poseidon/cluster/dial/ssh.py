@@ -26,7 +26,7 @@ from poseidon.cluster.machinefile import Host, SshSettings, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.process import for_each_host
 from poseidon.cluster.python_command import (
-    NO_FOLDER,
+    CANNOT_START,
     LauncherEnvironment,
     agent_arguments,
     remote_command,
@@ -123,7 +123,7 @@ def _dial(
         if status is None:
             raise JobError(f"{error}" + (f": {last}" if last else "")) from error
         reason = f"its Python cannot be run (status {status}): {last or 'no reason'}"
-        raise JobError(f"{endpoint.label}: {last if status == NO_FOLDER else reason}") from error
+        raise JobError(f"{endpoint.label}: {last if status == CANNOT_START else reason}") from error
     return agent
 
 

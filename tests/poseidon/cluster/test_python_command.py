@@ -212,10 +212,10 @@ def test_the_checkout_is_found_with_our_own_interpreter_alone(home: Path, tmp_pa
     ]
 
 
-def test_a_folder_that_is_not_there_is_a_failure(home: Path, tmp_path: Path) -> None:
+def test_a_folder_or_a_python_that_is_not_there_is_a_failure(home: Path, tmp_path: Path) -> None:
     assert run_of_remote_python(
         home, module_command(client(workdir="/absent/x"), own(tmp_path), "show")
     ) == [125]
     assert run_of_remote_python(
         home, module_command(client("~/bin/absent"), own(tmp_path), "show")
-    ) == [127]
+    ) == [125]

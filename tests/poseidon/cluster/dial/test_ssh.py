@@ -249,7 +249,13 @@ def test_why_an_agent_cannot_run(sshd: LoopbackSshd, tmp_path: Path) -> None:
         (tmp_path / name).write_text(program)
         (tmp_path / name).chmod(0o755)
     wrong = [
-        ("/no/such/python", None, "not found"),
+        (
+            "/no/such/python",
+            None,
+            ": /no/such/python cannot be run on this host; set python= of this host in the "
+            "machinefile to a Python 3.10 or newer",
+        ),
+        (str(tmp_path), None, f": {tmp_path} cannot be run on this host"),
         (None, "/no/such/folder", ": workdir=/no/such/folder cannot be entered on this host"),
         ("/bin/false", None, "its Python cannot be run (status 1)"),
         ("/bin/echo", None, "what answers there is not an agent of Poseidon: b'-c exec"),
