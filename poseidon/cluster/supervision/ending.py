@@ -1,17 +1,21 @@
-"""How the processes of one start of a job end: they pause, or are ended.
+"""How one start of a job ends: what the user asks of it, the pause of its processes, and their
+shutdown.
 
-Law: pure; `now` is the machine's, seconds since the job's start.
+Law: pure; `now` is the machine's, seconds since the job's start, and `clock_s` the caller's: the
+sender of SIGTERM waits no longer for a launcher that is late.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from poseidon.cluster.events import encode_command
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.causes import Cause, CauseRank, Causes, Remedy
 from poseidon.cluster.supervision.processes import ProcessState
-from poseidon.cluster.supervision.state import Action, Kill, SendLine, Terminate
+from poseidon.cluster.supervision.state import Action, Kill, SendLine, SignalReceived, Terminate
 
 # A process that computes pauses between two of its steps, which may be long. One whose heartbeats
 # (every two seconds) have stopped is lost, or as good as lost.
@@ -20,6 +24,56 @@ SILENT_S = 6.0
 SILENT_PAUSE_S = 0.5
 # After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
+
+
+class Requests:
+    """The requests that a job follows."""
+
+    def __init__(self) -> None:
+        self.stop: SignalReceived | None = None
+        self.regroup = False
+        self._stop_by_s = math.inf
+        self._iterate_by_s = math.inf
+
+    @property
+    def command(self) -> str:
+        """What worker 0 has to forward; empty: nothing. A stop precedes a regrouping."""
+        return "stop" if self.stop is not None else "regroup" if self.regroup else ""
+
+    def take_stop(self, signal: SignalReceived, clock_s: float, iterate_by_s: float) -> bool:
+        """Take a request to stop; return whether it is a second one, which ends the job at once. One
+        with a deadline of its own may be repeated. A job without an iteration is not waited for
+        longer than until `iterate_by_s`.
+        """
+        if signal.within_s is not None:
+            self._stop_by_s = min(self._stop_by_s, clock_s + signal.within_s)
+        if self.stop is None:
+            self.stop, self._iterate_by_s = signal, iterate_by_s
+            return False
+        return signal.within_s is None
+
+    def unfinished(self, clock_s: float) -> SignalReceived | None:
+        """Return the request to stop with the time that is left for it; None: there is none."""
+        if self.stop is None or self._stop_by_s == math.inf:
+            return self.stop
+        return replace(self.stop, within_s=self._stop_by_s - clock_s)
+
+    def overdue(
+        self, workers: Sequence[ProcessState], term_deadline_s: float, now: float, clock_s: float
+    ) -> Cause | None:
+        """Return why the job is not waited for any more; None: it is."""
+        if clock_s >= self._stop_by_s:
+            within = f"the job did not end within {term_deadline_s:g} s of SIGTERM"
+            return stopped(f"{within}; {lost(workers)}")
+        if self.stop is not None and now >= self._iterate_by_s:
+            self._iterate_by_s = math.inf
+            if any(one.running for one in workers) and all(
+                one.iteration is None for one in workers
+            ):
+                return stopped(
+                    "the job was stopped before its first iteration", self.stop.exit_code
+                )
+        return None
 
 
 class Pause:
@@ -128,3 +182,14 @@ class Shutdown:
         self._due_s = now + (self._grace_s if step is Terminate else GIVE_UP_S)
         self._step = Kill if step is Terminate else None
         return step
+
+
+def stopped(sentence: str, exit_code: int = 1) -> Cause:
+    """Return the cause that a request to stop is."""
+    return Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=exit_code)
+
+
+def lost(workers: Sequence[ProcessState]) -> str:
+    """Return what is lost at the end of a job that is not waited for."""
+    since = "the last snapshot" if any(worker.saved for worker in workers) else "its start"
+    return f"iterations since {since} are lost"

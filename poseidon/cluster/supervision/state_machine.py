@@ -32,10 +32,9 @@ from poseidon.cluster.supervision.causes import (
     overdue,
     reported,
 )
-from poseidon.cluster.supervision.ending import Pause, Shutdown
+from poseidon.cluster.supervision.ending import Pause, Requests, Shutdown, lost, stopped
 from poseidon.cluster.supervision.positions import LoopPositions
 from poseidon.cluster.supervision.processes import Processes, ProcessState
-from poseidon.cluster.supervision.requests import Requests, lost, stopped
 from poseidon.cluster.supervision.state import (
     Action,
     JobEvent,
