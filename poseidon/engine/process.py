@@ -1,4 +1,4 @@
-"""`python -m poseidon.engine.process KIND`: the process of one worker.
+"""The process of one worker, as `python -m poseidon.engine KIND` starts it.
 
 The launcher starts it and writes its document to the first line of its standard input. The process
 then receives commands there and sends events on standard output, both as JSON lines
@@ -81,7 +81,7 @@ _LONGEST = 400
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker. Return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m poseidon.engine.process",
+        prog="python -m poseidon.engine",
         description="One worker of a job; started by `poseidon`, which writes its document to "
         "standard input.",
     )
@@ -286,7 +286,3 @@ def cores_beside(address: str, sysfs: Path = SYSFS) -> set[int]:
         return {core for low, _, high in edges for core in range(int(low), int(high or low) + 1)}
     except (OSError, ValueError):
         return set()
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

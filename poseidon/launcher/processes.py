@@ -25,7 +25,7 @@ from ps_server.keys import JobKeys, Keyring
 from ps_server.process_environment import environment
 from ps_server.shard_document import ShardDocument
 
-PROCESS = "poseidon.engine.process"
+PROCESS = "poseidon.engine"
 """The module that every worker runs."""
 IMPORTS = {
     WorkKind.SOLVER: ("poseidon.caffe.solver.worker",),

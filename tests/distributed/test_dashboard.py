@@ -181,7 +181,7 @@ def _worker(launcher: int, rank: int) -> psutil.Process:
     found = []
     for process in psutil.Process(launcher).children(recursive=True):
         log = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        if b"poseidon.engine.process" in log:
+        if b"poseidon.engine\0" in log:
             found.append(process)
     assert len(found) == 2
     return sorted(found, key=lambda process: process.pid)[rank]

@@ -164,7 +164,7 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
         plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object
     ) -> JobResult:
         specs = [spec(worker) for worker in plan.workers]
-        expected = module_arguments("poseidon.engine.process", "script")
+        expected = module_arguments("poseidon.engine", "script")
         assert all(spec.argv[1:5] == expected for spec in specs)
         found.extend(read_document(ScriptDocument, spec.first_line) for spec in specs)
         return JobResult(outcome=Outcome.FINISHED, iteration=0)
