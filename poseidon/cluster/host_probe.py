@@ -90,6 +90,7 @@ class Check:
 
     Attributes:
         clients: what the processes of each of the host's lines in the machinefile need.
+        job: that asks; empty: none.
         describe: whether `poseidon doctor` asks, for the host's description.
         folder: where jobs write, of the description.
         names: to resolve, of the description.
@@ -97,6 +98,7 @@ class Check:
     """
 
     clients: tuple[HostNeeds, ...] = ()
+    job: str = ""
     describe: bool = False
     folder: str = ""
     names: tuple[str, ...] = ()
@@ -130,7 +132,8 @@ def answer(check: Check) -> HostFacts:
     for client in check.clients:
         own = addresses[client.id] = _address(client, problems)
         if own is not None:
-            problems += [problem for port in client.ports if (problem := port_problem(own, port))]
+            found = (port_problem(own, port, check.job) for port in client.ports)
+            problems += [problem for problem in found if problem]
         for folder in client.folders:
             _check_folder(os.path.abspath(folder), check.space_bytes, problems)
         _check_modules(client.modules, problems)
@@ -200,17 +203,23 @@ def _address(client: HostNeeds, problems: list[str]) -> str | None:
     return own
 
 
-def port_problem(address: str, port: int) -> str | None:
+def port_problem(address: str, port: int, own_job: str = "") -> str | None:
     """Return a sentence on why a shard cannot listen at an address; None where it can.
 
     Args:
         address: one of this host's own.
         port: in the machinefile; 0 takes any.
+        own_job: of the shard; empty: none.
     """
     why = _bindable(address, port)
     if why is None:
         return None
     job = _job_at(address, port)
+    if job and job == own_job:
+        return (
+            f"port {port} of {address} cannot be used: earlier processes of this job still run on "
+            "this host; it can take part when they have ended"
+        )
     by = f" by the running job {job}" if job else ""
     return f"port {port} of {address} cannot be used: {why}{by}; {PORT_REMEDY}"
 

@@ -335,7 +335,7 @@ class Site:
         checks = [(agent, Check()) for agent in alike]
         for agent, hosts in asked.items():
             clients = tuple(replace(needs(host), addresses=names[host.id]) for host in hosts)
-            checks.append((agent, Check(clients=clients)))
+            checks.append((agent, Check(clients=clients, job=self._job)))
         addresses = check_hosts(checks)
         return tuple(replace(host, peer_address=addresses[host.id]) for host in hosts_)
 

@@ -38,8 +38,8 @@ from tests.support.jobs import job_that_listens
 HERE = HostNeeds(id=0, addresses=("127.0.0.1",))
 
 
-def _problems(needs: HostNeeds, *, space_bytes: int = 0) -> Sequence[str]:
-    check = Check(space_bytes=space_bytes, clients=(needs,))
+def _problems(needs: HostNeeds, *, space_bytes: int = 0, job: str = "") -> Sequence[str]:
+    check = Check(space_bytes=space_bytes, clients=(needs,), job=job)
     return answer(value_of(Check, json.loads(json.dumps(fields_of(check), default=plain)))).problems
 
 
@@ -151,6 +151,10 @@ def test_a_port_that_another_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyP
         taken = f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)} by the running job quick-1; {PORT_REMEDY}"
         assert _problems(replace(HERE, ports=(port,))) == (taken,)
         assert port_problem("localhost", port) == taken.replace("127.0.0.1", "localhost")
+        assert _problems(replace(HERE, ports=(port,)), job="quick-1") == (
+            f"port {port} of 127.0.0.1 cannot be used: earlier processes of this job still run on "
+            "this host; it can take part when they have ended",
+        )
         (Registry(tmp_path).folder / "quick-1.json").write_text("{")
         (problem,) = _problems(replace(HERE, ports=(port,)))
     assert problem.endswith(f"{os.strerror(98)}; {PORT_REMEDY}")
