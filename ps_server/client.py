@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -93,8 +94,11 @@ class Client:
                 "give one for each shard"
             )
         wire = network.wire
+        limit = network.connect_limit([f"shard {shard}" for shard in range(store.shards)])
         connect, now = (
-            (ZmqClientTransport, time.monotonic) if wire is None else (wire.connect, wire.now)
+            (partial(ZmqClientTransport, limit=limit), time.monotonic)
+            if wire is None
+            else (wire.connect, wire.now)
         )
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, now())
         self._shared_memory = WorkerSharedMemory(

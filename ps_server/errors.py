@@ -8,7 +8,8 @@ ServerError
 ├── TransportError        an address cannot be bound or reached
 ├── Interrupted           this side was asked to end its waits: the job continues differently
 ├── PeerLost              a shard or worker has gone: stop, and restart from a snapshot
-│   └── PeerLeft          a worker has finished before this one
+│   ├── PeerLeft          a worker has finished before this one
+│   └── PeerUnreachable   a connection did not come about: open the ports between the hosts
 └── StalenessTimeout      a value did not become fresh enough in time: a worker or shard hangs
 """
 
@@ -63,6 +64,10 @@ class PeerLeft(PeerLost):
             "collections"
         )
         self.worker = worker
+
+
+class PeerUnreachable(PeerLost):
+    """A connection did not come about: open the ports between the hosts."""
 
 
 class StalenessTimeout(ServerError):

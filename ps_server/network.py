@@ -10,6 +10,7 @@ from ps_server.interruption import Interruption
 from ps_server.keys import Keyring
 from ps_server.monitor import Monitor
 from ps_server.transport.base import Wire
+from ps_server.transport.first_connections import ConnectLimit
 
 TIMEOUT_S = 600.0
 
@@ -27,6 +28,8 @@ class Network:
         keys: own pair, and the public keys of the other workers and of the shards; None: all is in
             clear.
         timeout_s: longest time that any call waits.
+        connect_s: longest time until a first connection stands, where every process listens before
+            any gets the addresses; None: as long as calls wait.
         wire: makes the connections, and tells the time; None: ZeroMQ.
         interruption: may end all waits of this worker.
     """
@@ -38,6 +41,7 @@ class Network:
     token: bytes = field(default=b"", repr=False)
     keys: Keyring | None = None
     timeout_s: float = TIMEOUT_S
+    connect_s: float | None = None
     wire: Wire | None = field(default=None, repr=False, compare=False)
     interruption: Interruption = field(default_factory=Interruption, repr=False, compare=False)
 
@@ -52,6 +56,17 @@ class Network:
     def name(self, rank: int) -> str:
         """Return the name of one of these workers in messages: all have that of the job's rank."""
         return f"worker {self.rank_of(rank)}"
+
+    def connect_limit(self, peers: Sequence[str]) -> ConnectLimit | None:
+        """Return the limit of connections to some processes; None: they have none.
+
+        Args:
+            peers: their names.
+        """
+        if self.connect_s is None:
+            return None
+        own = f"{self.name(self.rank)} on {self.bare_host}"
+        return ConnectLimit(seconds=self.connect_s, own=own, peers=peers)
 
     @property
     def bare_host(self) -> str:

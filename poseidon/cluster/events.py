@@ -49,7 +49,8 @@ A process prints to standard output:
     {"event": "done"}
         a worker whose work is finished and saved; with "joined": false a script that has ended
         without `distribute`
-    {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true, "traceback": ""}
+    {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true,
+     "unreachable": false, "traceback": ""}
         see `Failed`
 
 and reads from standard input, after its job document:
@@ -189,6 +190,7 @@ class Failed:
         message: one sentence for the user.
         exit_code: what the command line exits with, 1..255.
         peer_lost: the cause is the loss of another process, whose own report counts first.
+        unreachable: that process could not be connected to.
         traceback: of an exception of the user's code; empty: there was none.
         host_lost: set by the launcher: the process's host is lost.
         killed_by_user: set by the launcher: the user has killed the job on that host; `unwanted` in
@@ -198,6 +200,7 @@ class Failed:
     message: str
     exit_code: int
     peer_lost: bool
+    unreachable: bool = False
     traceback: str = ""
     host_lost: bool = False
     killed_by_user: bool = False
@@ -281,6 +284,7 @@ def _failed(fields: Mapping[str, object]) -> Failed:
         message=message if isinstance(message, str) and message else "failed without a message",
         exit_code=code if type(code) is int and 1 <= code <= 255 else 1,
         peer_lost=fields.get("peer_lost") is True,
+        unreachable=fields.get("unreachable") is True,
         traceback=trace if isinstance(trace, str) else "",
         host_lost=fields.get("host_lost") is True,
         killed_by_user=fields.get("unwanted") is True,

@@ -23,7 +23,7 @@ from poseidon.engine.memory import is_failure
 from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.errors import UsageError, described
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
-from ps_server import PeerLeft, PeerLost
+from ps_server import PeerLeft, PeerLost, PeerUnreachable
 from ps_server.errors import found_in
 
 HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
@@ -101,6 +101,8 @@ class LoopCollections:
                 f"worker {self._session.rank} {self._call}, but worker {left.worker} has left; "
                 f"{SAME_CALLS}"
             ) from left
+        except PeerUnreachable:
+            raise
         except PeerLost as lost:
             raise PeerLost(f"worker {self._session.rank} {self._call}: {lost}") from lost
         finally:

@@ -41,7 +41,7 @@ from poseidon.base.settings import folder_of_sockets, hide_descriptors, read_set
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.this_process import ending, refuse_breakpoints
-from poseidon.engine.work import Work
+from poseidon.engine.work import Work, loss_of
 from poseidon.errors import (
     PoseidonError,
     described,
@@ -50,7 +50,7 @@ from poseidon.errors import (
     shared_memory_full,
 )
 from poseidon.exchange.device import compute_on, memory_in_use
-from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server import ServerError
 from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.engine.process")
@@ -200,7 +200,7 @@ def report_error(error: BaseException, work: Work[Any]) -> None:
         "error",
         message=sentence,
         exit_code=exit_code,
-        peer_lost=isinstance(error, PeerLost | StalenessTimeout),
+        **loss_of(error),
         traceback=trace[-LONGEST_TRACEBACK:],
     )
 

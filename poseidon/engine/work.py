@@ -25,7 +25,7 @@ from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.exchange import Built
 from poseidon.exchange.membership import Membership
-from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server import PeerLost, PeerUnreachable, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer
 
 PROGRESS_S = 0.25
@@ -33,6 +33,12 @@ LOGGER = logging.getLogger(__name__)
 Document = TypeVar("Document", bound=WorkerDocument)
 Training = TypeVar("Training", bound=TrainingDocument)
 NOTHING: Mapping[str, object] = {}
+
+
+def loss_of(error: BaseException) -> Mapping[str, bool]:
+    """Return what the event of an error tells about the loss of others."""
+    lost = isinstance(error, PeerLost | StalenessTimeout)
+    return {"peer_lost": lost, "unreachable": isinstance(error, PeerUnreachable)}
 
 
 class Work(ABC, Generic[Document]):
@@ -177,9 +183,11 @@ class TrainingWork(Work[Training]):
 
     def pauses_after(self, error: ServerError) -> bool:
         """Return whether an error ends this worker's part of a start, but not the worker: it has
-        lost others, in a job that continues from memory.
+        lost others, in a job that continues from memory. After a start from disk that could not
+        connect it ends: there is nothing in memory.
         """
         lost = isinstance(error, PeerLost | StalenessTimeout)
+        lost &= self.document.rewind >= 0 or not isinstance(error, PeerUnreachable)
         return self.document.copies > 0 and (lost or self.launcher.is_asked_to_pause)
 
     def pause(self, message: str = "", *, regrouped: bool = False) -> None:

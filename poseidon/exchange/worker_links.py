@@ -34,6 +34,7 @@ from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.shared_memory import is_local
 from ps_server.transport.base import Buffer, Frames, TrackedTransport
+from ps_server.transport.first_connections import ConnectLimit
 from ps_server.transport.retries import Retries
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
@@ -75,14 +76,25 @@ class QueuedMessage(NamedTuple):
 
 
 class ZmqWire:
-    """The `Wire` over ZeroMQ."""
+    """The `Wire` over ZeroMQ.
+
+    Args:
+        limit: of the first connections; None: they are waited for.
+    """
+
+    def __init__(self, limit: ConnectLimit | None = None) -> None:
+        self._limit = limit
 
     def listen(self, host: str, keys: Keyring | None) -> ZmqServerTransport:
         return ZmqServerTransport(f"tcp://{host}:0", keys)
 
     def connect(self, addresses: Sequence[str], keys: Keyring | None) -> ZmqClientTransport:
         return ZmqClientTransport(
-            addresses, keys, send_buffer_bytes=SEND_BUFFER_BYTES, tracked=True
+            addresses,
+            keys,
+            send_buffer_bytes=SEND_BUFFER_BYTES,
+            tracked=True,
+            limit=self._limit,
         )
 
     def now(self) -> float:
@@ -120,7 +132,8 @@ class Outgoing:
     ) -> None:
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         self.boxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
-        self.wire = network.wire or ZmqWire()
+        limit = network.connect_limit([network.name(rank) for rank in self.others])
+        self.wire = network.wire or ZmqWire(limit)
         self._monitor = monitor
         self._link = link
         self._on_sent = on_sent

@@ -48,6 +48,10 @@ from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 RESTARTS_OF_MANY_HOSTS = 3
+CONNECT_S = 45.0
+"""How long a worker tries to connect to a shard or another worker, all of which listen. A host that
+is lost is noticed before.
+"""
 FRAGMENTS_TRAVEL = (
     "parts of the tensors are always on their way (fragments or delay of --local_steps)"
 )
@@ -424,6 +428,7 @@ class Job(ABC):
                     host=role.host.socket_address,
                     token=start.token,
                     keys=start.keyring(role),
+                    connect_s=CONNECT_S,
                 ),
                 hosts=by_host if max(by_host) > 1 else (),
                 local_address=""

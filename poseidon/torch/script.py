@@ -28,7 +28,7 @@ from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.memory import EndOfStart, ScriptMemory, Snapshot, StartEnded
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.this_process import current_line, place_of, running_in
-from poseidon.engine.work import NOTHING, TrainingWork
+from poseidon.engine.work import NOTHING, TrainingWork, loss_of
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import forget_meshes
@@ -57,7 +57,7 @@ from poseidon.torch.script_process import (
 from poseidon.torch.script_start import StartOfScript
 from poseidon.torch.spawned import this_machine
 from poseidon.torch.spawning import ScriptPlace
-from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server import ServerError
 from ps_server.errors import found_in
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -288,12 +288,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         """End the job after the error of a collective, which a library may catch: others would wait
         for this worker.
         """
-        self.launcher.send(
-            "error",
-            message=str(error),
-            exit_code=1,
-            peer_lost=isinstance(error, PeerLost | StalenessTimeout),
-        )
+        self.launcher.send("error", message=str(error), exit_code=1, **loss_of(error))
 
     @contextmanager
     def _joining(self, trace: Tracer) -> Iterator[WorkerContext]:

@@ -77,6 +77,7 @@ class ClientTransport(Protocol):
 
         Raises:
             PeerLost: a shard that was connected has ended, or cannot be reached any more.
+            PeerUnreachable: a shard could not be connected to within the transport's limit.
         """
 
     def blocks(self, shard: int) -> bool:
@@ -104,7 +105,11 @@ class TrackedTransport(ClientTransport, Protocol):
 
     @property
     def lost(self) -> Collection[int]:
-        """The peers whose connections stood and are lost."""
+        """The peers whose connections stood and are lost.
+
+        Raises:
+            PeerUnreachable: as `receive`.
+        """
 
     def describe_loss(self, shard: int) -> str:
         """Return a loss as a part of a sentence."""

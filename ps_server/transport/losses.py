@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import zmq
 
@@ -71,6 +71,11 @@ class LossWatch:
                 while True:
                     head, *_ = monitor.recv_multipart(zmq.NOBLOCK)
                     self._note(number, *struct.unpack_from("=HI", head))
+
+    @property
+    def reached(self) -> Collection[int]:
+        """The sockets whose peer's kernel has answered."""
+        return self._descriptors.keys()
 
     def check_silence(self) -> None:
         """Read from the kernel which hosts acknowledge nothing; call it every second or so."""

@@ -33,6 +33,7 @@ from ps_server.errors import PacketsMissing, PeerLost, RemoteProtocolError, Tran
 from ps_server.keys import Keyring
 from ps_server.transport.authenticator import USER, Authenticator, introduce
 from ps_server.transport.base import MAX_BATCH, Buffer, Frames
+from ps_server.transport.first_connections import ConnectLimit, FirstConnections
 from ps_server.transport.listening import Listening
 from ps_server.transport.losses import LossWatch, keep_alive
 from ps_server.transport.retries import Retries
@@ -318,6 +319,7 @@ class ZmqClientTransport:
         send_buffer_bytes: what the kernel holds for each; of connections over one link, those with
             more get more of it.
         tracked: whether `unsent` is used.
+        limit: of the first connections, which `receive` and `lost` keep; None: they are waited for.
     """
 
     def __init__(
@@ -327,6 +329,7 @@ class ZmqClientTransport:
         *,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         tracked: bool = False,
+        limit: ConnectLimit | None = None,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = _Waker()
@@ -341,6 +344,7 @@ class ZmqClientTransport:
             self._losses = LossWatch(self._sockets)
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
         self._addresses = tuple(addresses)
+        self._first = FirstConnections(addresses, limit, time.monotonic())
         self._memory = SentMemory()
         self._sealed = _connecting_ends(keys, len(addresses)) if keys else []
         self._check_at_s = 0.0
@@ -419,7 +423,7 @@ class ZmqClientTransport:
             now_s = time.monotonic()
             if now_s >= self._check_at_s:
                 self._check_at_s = now_s + CHECK_S
-                self._losses.process()
+                self._process()
                 self._losses.check_silence()
             if ready or self._losses.lost or now_s >= deadline_s:
                 return ready
@@ -427,8 +431,12 @@ class ZmqClientTransport:
     @property
     def lost(self) -> frozenset[int]:
         """The shards whose connections stood and are lost."""
-        self._losses.process()
+        self._process()
         return frozenset(self._losses.lost)
+
+    def _process(self) -> None:
+        self._losses.process()
+        self._first.check(self._losses.reached, time.monotonic())
 
     def done_with(self, shard: int) -> None:
         self._losses.forget(shard)
@@ -492,7 +500,9 @@ class ZmqClientTransport:
         self._waker.wake()
 
     def close(self, *, drops: bool = False) -> None:
-        gone = self.lost  # ZeroMQ would wait for a process that has ended to come back
+        self._losses.process()
+        # ZeroMQ would wait for a process that has ended to come back
+        gone = self._losses.lost
         self._losses.close()
         for shard, socket in enumerate(self._sockets):
             hopeless = drops or shard in gone or not self._agreed(shard)

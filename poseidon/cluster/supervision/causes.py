@@ -92,11 +92,12 @@ def cause_of(
 def reported(event: Failed) -> Cause:
     """Return the cause that a process has reported."""
     rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
+    remedy = Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE
     return Cause(
         rank=CauseRank.ROOT if event.host_lost else rank,
         sentence=event.message,
         exit_code=event.exit_code,
-        remedy=Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE,
+        remedy=Remedy.RETRY if event.unreachable else remedy,
         traceback=event.traceback,
     )
 

@@ -52,6 +52,8 @@ from poseidon.cluster.events import (
 '2}', Failed(message="m", exit_code=2, peer_lost=False)),
         ('{"event": "error", "message": "m", "peer_lost": '
 'true}', Failed(message="m", exit_code=1, peer_lost=True)),
+        ('{"event": "error", "message": "m", "peer_lost": true, "unreachable": '
+'true}', Failed(message="m", exit_code=1, peer_lost=True, unreachable=True)),
         ('{"event": "error", "exit_code": '
 '0}', Failed(message="failed without a "
 "message", exit_code=1, peer_lost=False)),

@@ -26,7 +26,7 @@ from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from ps_server import PeerLost, ServerError
+from ps_server import PeerLost, PeerUnreachable, ServerError
 from ps_server.errors import Interrupted
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import OPTIMIZERS, How, RecordingJob, failures_of, member
@@ -251,6 +251,16 @@ def test_an_exception_of_one_worker_while_another_waits_for_it_elsewhere(
         "worker 0 waits for it in torch.distributed.barrier() after step 0",
         None,
     ]
+
+
+def test_a_connection_that_does_not_come_about_is_of_no_call() -> None:
+    module, context = nn.Linear(3, 2), WorkerContext()
+    with (
+        pytest.raises(PeerUnreachable, match=r"^no answer$"),
+        join(module, OPTIMIZER(module), DistributeOptions(), context) as group,
+        group._loop.collections.calling("mean"),
+    ):
+        raise PeerUnreachable("no answer")
 
 
 @pytest.mark.parametrize("error", [Interrupted("the job continues"), PeerLost("worker 2 is lost")])

@@ -17,7 +17,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.work import Work
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
-from ps_server import PeerLost
+from ps_server import PeerLost, PeerUnreachable
 from ps_server.network import Network
 
 
@@ -58,6 +58,7 @@ FULL = OSError(errno.EMFILE, "no more")
         (UsageError("no."), "", "no.", 2, False),
         (UsageError("no."), "own.py:3", "worker 1: own.py:3: no.", 2, False),
         (PeerLost("worker 0 has gone"), "", "worker 0 has gone", 1, True),
+        (PeerUnreachable("no answer"), "", "no answer", 1, True),
         (ValueError("a\n  b"), "", "worker 1: ValueError: a b (details in LOG)", 1, False),
         (ValueError("a"), "own.py:3", "worker 1: own.py:3: ValueError: a (details in LOG)", 1, False),
         (MemoryError(), "", "worker 1: out of memory: ", 1, False),
@@ -71,6 +72,7 @@ def test_an_error_is_one_sentence(
     event = end(tmp_path, error, place)
     assert event.pop("message").startswith(message.replace("LOG", str(log)))
     expected = {"event": "error", "exit_code": exit_code, "peer_lost": peer_lost, "code": 1}
+    expected["unreachable"] = isinstance(error, PeerUnreachable)
     is_expected = isinstance(error, UsageError | PeerLost)
     assert (event.pop("traceback") == "") is is_expected
     assert event == expected

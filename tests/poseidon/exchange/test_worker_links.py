@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from poseidon.exchange.worker_links import (
     WorkerLinks,
     join_message,
 )
-from ps_server.errors import PeerLost
+from ps_server.errors import PeerLost, PeerUnreachable
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
@@ -185,3 +186,17 @@ def test_what_waits_for_a_peer_leaves_by_urgency_and_then_in_its_order() -> None
     priorities = [2, 1, LAST, 2, FIRST, 1]
     waiting = [QueuedMessage(priority, number, []) for number, priority in enumerate(priorities)]
     assert [each.number for each in sorted(waiting)] == [4, 1, 5, 0, 3, 2]
+
+
+def test_a_worker_that_cannot_be_reached_is_named() -> None:
+    network = Network(rank=0, size=2, ranks=(1, 4), connect_s=0.2)
+    monitor = Monitor(60.0, closed="closed", hangs="")
+    links = WorkerLinks(network, "test", monitor=monitor, receive=lambda rank, frames: None)
+    with socket.socket() as place:  # bound, and nobody listens
+        place.bind(("127.0.0.1", 0))
+        links.connect([links.address, f"tcp://127.0.0.1:{place.getsockname()[1]}"])
+        sentence = "worker 1 on 127.0.0.1 could not connect to worker 4 at .*: Connection refused"
+        with pytest.raises(PeerUnreachable, match=sentence):
+            monitor.wait_for(lambda: None, "never")
+    monitor.interrupt(PeerLost("the test has ended"))
+    links.close()

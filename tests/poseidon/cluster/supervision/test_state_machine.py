@@ -585,6 +585,12 @@ def lost_peer(job: Job) -> None:
     job.run().hear(WORKER_0, Failed(message="shard 0 has gone", exit_code=1, peer_lost=True))
 
 
+def unreachable_peer(job: Job) -> None:
+    job.run().hear(
+        WORKER_0, Failed(message="no answer", exit_code=1, peer_lost=True, unreachable=True)
+    )
+
+
 def lost_host(job: Job) -> None:
     job.run().hear(WORKER_1, HOST)
 
@@ -643,6 +649,7 @@ def wrong_from_the_start(job: Job) -> None:
         (killed_worker, False),
         (silent_worker, False),
         (lost_peer, False),
+        (unreachable_peer, True),
         (lost_host, False),
         (own_mistake, None),
         (wish, None),
