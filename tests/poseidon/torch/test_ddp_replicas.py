@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.errors import JobError
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
+from poseidon.exchange.replicas import ReplicaCheck
 from poseidon.torch.ddp import modules_compared
 from poseidon.torch.ddp_replicas import DdpReplicas, reduced_parameters
 from poseidon.torch.process_group.functions import initialize, register
@@ -157,8 +158,13 @@ def trained(mesh: Mesh, others: Callable[[bytes], bytes], steps: int) -> Distrib
         for hook in module._forward_pre_hooks.values():
             owner = hook._hook.__self__  # type: ignore[attr-defined]
             if isinstance(owner, DdpReplicas):
-                owner._check._collect = lambda own: [own, others(own)]
-                owner._check.ranks = range(2)
+                owner._check = ReplicaCheck(
+                    owner._options,
+                    state=owner._own,
+                    collect=lambda own: [own, others(own)],
+                    rank=0,
+                    ranks=range(2),
+                )
         for _ in range(steps):
             module(torch.ones(1, 2)).sum().backward()
         return copy.deepcopy(module)

@@ -32,7 +32,9 @@ def loader_of(
 ) -> SharedLoader:
     """Return a loader without a group."""
     loop: Any = SimpleNamespace(
-        plan=SimpleNamespace(options=SimpleNamespace(passes=passes)),
+        update=SimpleNamespace(
+            plan=SimpleNamespace(options=SimpleNamespace(passes=passes)),
+        ),
         weights=BatchWeights(workers=5),
         streams=streams or RandomStreams(sampler.own, None, torch.device("cpu"), divided=False),
         session=SimpleNamespace(left_out=0),

@@ -16,6 +16,7 @@ from poseidon.caffe.solver import loss_scale
 from poseidon.caffe.solver.loss_scale import LossCheck, not_finite
 from poseidon.engine.snapshot_files import SnapshotSettings
 from poseidon.errors import JobError
+from poseidon.exchange.carrier import LocalHistories
 from poseidon.exchange.exchange import Exchange
 from tests.support.training import Job, run, write_definitions
 from tests.support.training_processes import make_data
@@ -36,10 +37,10 @@ def spoiling(name: str, *, after: int) -> Callable[[int, Exchange], None]:
 
     def spoil(iteration: int, exchange: Exchange) -> None:
         if iteration == after:
-            tensors = exchange.carriers[0]._tensors  # type: ignore[attr-defined]
-            next(trained for trained in tensors if trained.name == name).tensor.data[0, 0] = float(
-                "inf"
-            )
+            state = exchange.carriers[0].state
+            assert isinstance(state, LocalHistories)
+            own = next(one.trained for one in state.of.values() if one.trained.name == name)
+            own.tensor.data[0, 0] = float("inf")
 
     return spoil
 

@@ -262,7 +262,7 @@ def test_gradients_that_are_clipped_after_they_were_sent_name_clip(how: How, sca
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         group.step()
 
-    words = r"'2\.bias' was changed .* by clip_grad_norm_; use clip= of distribute\(\)"
+    words = r"'0\.weight' was changed .* by clip_grad_norm_; use clip= of distribute\(\)"
     with pytest.raises(UsageError, match=words):
         together(1, build, how, body)
 
