@@ -47,7 +47,10 @@ def reduced(parts: Sequence[Tensor], reduction: ReduceRule) -> Tensor:
         _INTO[reduction](result, part.to(wide))
     if reduction is ReduceRule.MEAN:
         # a tensor: a GPU would multiply by the reciprocal of a number
-        result.div_(torch.full((), len(parts), dtype=wide, device=result.device))
+        count = torch.full((), len(parts), dtype=wide, device=result.device)
+        # of whole numbers as NCCL: without the fraction
+        has_fraction = wide.is_floating_point or wide.is_complex
+        result.div_(count, rounding_mode=None if has_fraction else "trunc")
     return result.to(dtype)
 
 
@@ -73,12 +76,6 @@ def reduction_of(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:
     operation = options.reduceOp if options is not None else reduce_op.SUM
     for name, reduction in _REDUCTIONS.items():
         if operation == getattr(reduce_op, name):
-            whole = [t for t in tensors if not (t.is_floating_point() or t.is_complex())]
-            if reduction is ReduceRule.MEAN and whole:
-                raise UsageError(
-                    "the reduction AVG is for floating-point numbers; a tensor is "
-                    f"{whole[0].dtype}; reduce by SUM and divide"
-                )
             types = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
             if types and reduction in (ReduceRule.AND, ReduceRule.OR, ReduceRule.XOR):
                 raise UsageError(
@@ -90,6 +87,8 @@ def reduction_of(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:
                 raise UsageError(
                     f"all_reduce of sparse tensors knows SUM and AVG, not {reduction.name}"
                 )
+            if reduction is ReduceRule.MEAN and any(t.dtype is torch.bool for t in tensors):
+                raise UsageError("the reduction AVG is for numbers; a tensor is torch.bool")
             return reduction
     raise UsageError(
         f"the process group 'poseidon' does not know the reduction {operation}; expected one of "

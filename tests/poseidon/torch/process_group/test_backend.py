@@ -25,7 +25,6 @@ from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.functions import groups_of_job
 from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
 from poseidon.torch.process_group.work import Calls, PoseidonWork
-from poseidon.torch.process_group.worker_parts import ReduceRule, reduction_of
 from ps_server import StalenessTimeout
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
 from tests.support.simulated_device import TYPE, SimulatedDevice, SimulatedEvent, simulated_devices
@@ -317,14 +316,6 @@ def test_an_unknown_reduction_is_refused() -> None:
 
     with meshes(1) as made:
         on_all(made, run)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_the_mean_of_whole_numbers_is_refused(dtype: torch.dtype) -> None:
-    expected = f"AVG is for floating-point numbers; a tensor is {dtype}; reduce by SUM and divide"
-    with pytest.raises(UsageError, match=expected):
-        reduction_of(reduction(dist.ReduceOp.AVG), [torch.zeros(2), torch.zeros(2, dtype=dtype)])
-    assert reduction_of(reduction(dist.ReduceOp.AVG), [torch.zeros(2).cfloat()]) is ReduceRule.MEAN
 
 
 @pytest.mark.parametrize("operation", [dist.ReduceOp.SUM, dist.ReduceOp.AVG])

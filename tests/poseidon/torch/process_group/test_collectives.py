@@ -128,6 +128,8 @@ def test_a_sum_has_the_order_of_the_ranks_and_16_bits_are_rounded_once() -> None
     ] * 2
     assert reduced(halves, ReduceRule.SUM).item() == 258
     assert reduced([torch.tensor([1.0])] * 3, ReduceRule.MEAN).item() == 1
+    assert reduced([torch.tensor([-3]), torch.tensor([-2])], ReduceRule.MEAN).item() == -2
+    assert reduced([torch.tensor([3j]), torch.tensor([2j])], ReduceRule.MEAN).item() == 2.5j
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
