@@ -23,7 +23,14 @@ from poseidon.caffe.proto.definition import SolverDefinition
 from poseidon.caffe.solver import checkpoint, trainer, worker
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.worker import SolverWork
-from poseidon.engine import heartbeat, launcher_connection, memory, observation, work
+from poseidon.engine import (
+    heartbeat,
+    launcher_connection,
+    launcher_requests,
+    memory,
+    observation,
+    work,
+)
 from poseidon.engine import snapshot_files as snapshot_writer
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
@@ -284,6 +291,8 @@ def installed(course: Course) -> Iterator[None]:
         (launcher_connection, "threading", primitives.threading),
         (heartbeat, "threading", primitives.threading),
         (launcher_connection, "queue", primitives.queue),
+        (launcher_requests, "threading", primitives.threading),
+        (launcher_requests, "queue", primitives.queue),
         (launcher_connection, "time", primitives.time),
         (observation, "threading", primitives.threading),
         (observation, "STATISTICS_S", STATISTICS_S),
