@@ -1,4 +1,4 @@
-"""Calls that wait for a device, one after another on a thread of their own."""
+"""Calls that wait for a device or for other workers, one after another on a thread of their own."""
 
 from __future__ import annotations
 

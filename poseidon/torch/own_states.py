@@ -186,8 +186,8 @@ def _restore(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def bring_rest(rest: Mapping[str, Tensor], gather: Gather, member: Membership) -> None:
-    """Set tensors that are not exchanged to rank 0's, and parts to those of the first host. All
-    workers call it together.
+    """Set tensors that are not exchanged to rank 0's, and shards to the first host's. All workers
+    call it together.
 
     Args:
         rest: by name.

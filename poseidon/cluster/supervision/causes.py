@@ -60,8 +60,11 @@ class Causes:
     def error(
         self, iteration: int, *, continues: bool, left: Sequence[ProcessState]
     ) -> JobError | None:
-        """Return the job's error after an iteration; None while there is no cause. The job either
-        continues without the processes that were lost, or is stopped, and those `left` did not end.
+        """Return the job's error after an iteration; None while nothing has failed.
+
+        Args:
+            continues: whether the job continues without the processes that were lost.
+            left: the processes that did not end, where it is stopped.
         """
         if not self.known:
             return None
