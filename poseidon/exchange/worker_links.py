@@ -106,7 +106,7 @@ def join_message(rank: int, token: bytes) -> list[Buffer]:
     return [msgpack.packb([VERSION, "Join", rank, token])]
 
 
-class Outgoing:
+class SendQueues:
     """What one worker sends to all others.
 
     Args:
@@ -248,7 +248,7 @@ class WorkerLinks:
         self._network = network
         self._monitor = monitor
         self._deliver = receive
-        self._out = Outgoing(network, monitor, link, on_sent)
+        self._out = SendQueues(network, monitor, link, on_sent)
         self.others = self._out.others
         """The ranks of the other workers, in the order in which messages for all are sent."""
         self._listening = self._out.wire.listen(network.host, network.keys)

@@ -20,7 +20,7 @@ TICK_S = 0.2
 MAX_QUEUED = 10_000
 
 
-class LauncherConnection:
+class LauncherChannel:
     """The channel to the launcher, with a bounded queue each way.
 
     Args:

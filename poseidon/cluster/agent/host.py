@@ -24,7 +24,7 @@ from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import Action, AgentState, EndProcesses
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
-from poseidon.cluster.agent.connection import HEARTBEAT_S, MAX_QUEUED, TICK_S, LauncherConnection
+from poseidon.cluster.agent.connection import HEARTBEAT_S, MAX_QUEUED, TICK_S, LauncherChannel
 from poseidon.cluster.agent.files import AgentFolder
 from poseidon.cluster.agent.messages import REQUESTS, WireError
 from poseidon.cluster.agent.template import Templates
@@ -111,7 +111,7 @@ class Agent:
         self._state = AgentState(
             __version__, self._settings.hello_s, time.monotonic(), self._settings.launcher
         )
-        self._connection = LauncherConnection(channel, lambda: self.greeted)
+        self._connection = LauncherChannel(channel, lambda: self.greeted)
         self._record = _Record()
         self._running: dict[int, ChildProcess] = {}
         self._scratch: AgentFolder | None = None

@@ -26,7 +26,7 @@ SILENT_PAUSE_S = 0.5
 GIVE_UP_S = 10.0
 
 
-class Requests:
+class UserRequests:
     """The requests that a job follows."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Pause:
         return actions
 
 
-class Shutdown:
+class JobShutdown:
     """The end of a job that fails: SIGTERM, after `grace_s` SIGKILL, and no wait for what outlives
     that.
     """

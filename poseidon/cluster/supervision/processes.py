@@ -46,8 +46,8 @@ class ProcessState:
         return "" if self.ready else " while it was starting"
 
 
-class Processes:
-    """All of them."""
+class JobProcesses:
+    """All processes of the job."""
 
     def __init__(self, names: Sequence[ProcessName]) -> None:
         self.by_name = {name: ProcessState(name=name) for name in names}

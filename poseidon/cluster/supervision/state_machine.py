@@ -32,9 +32,9 @@ from poseidon.cluster.supervision.causes import (
     overdue,
     reported,
 )
-from poseidon.cluster.supervision.ending import Pause, Requests, Shutdown, lost, stopped
+from poseidon.cluster.supervision.ending import JobShutdown, Pause, UserRequests, lost, stopped
 from poseidon.cluster.supervision.positions import LoopPositions
-from poseidon.cluster.supervision.processes import Processes, ProcessState
+from poseidon.cluster.supervision.processes import JobProcesses, ProcessState
 from poseidon.cluster.supervision.state import (
     Action,
     JobEvent,
@@ -100,16 +100,16 @@ class JobStateMachine:
     ) -> None:
         self._settings = settings
         self._pausing = pausing
-        self._processes = Processes(names)
+        self._processes = JobProcesses(names)
         self._clock = _Clock(now)
         self._look_s = 0.0
         self.state = JobState.STARTING
         workers = [worker.name for worker in self._processes.workers]
         self._exchanges = AddressExchanges(workers, self._processes.shards)
         self._positions = LoopPositions()
-        self._requests = Requests()
+        self._requests = UserRequests()
         self._causes = Causes()
-        self._shutdown = Shutdown(settings.grace_s)
+        self._shutdown = JobShutdown(settings.grace_s)
         self._pause = Pause()
 
     @property
