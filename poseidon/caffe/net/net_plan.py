@@ -75,8 +75,9 @@ def plan_net(definition: NetDefinition, class_of: ClassOf) -> NetPlan:
         class_of: returns the class of a layer type; raises LayerError for an unknown type.
 
     Raises:
-        DefinitionError: a type or a bottom is unknown, two layers have the same top, or loss_weight
-            or propagate_down occurs a wrong number of times.
+        DefinitionError: a type or a bottom is unknown, two layers have the same top, a layer runs in
+            place on a top of a Split, or loss_weight or propagate_down occurs a wrong number of
+            times.
     """
     planner = _Planner(definition=definition, class_of=class_of)
     for index in range(len(definition.param.layer)):
@@ -169,12 +170,18 @@ class _Planner:
         if position < len(param.top):
             name = param.top[position]
             in_place = position < len(param.bottom) and param.bottom[position] == name
-            if name in self.names and not in_place:
-                first = self.definition.param.layer[self.writer[self.names[name]]].name
-                raise LayerError(
-                    f"top '{name}' is already produced by layer '{first}', expected a new name (or "
-                    "the bottom with the same index, to run in place)"
-                )
+            if name in self.names:
+                first = self.definition.param.layer[self.writer[self.names[name]]]
+                if not in_place:
+                    raise LayerError(
+                        f"top '{name}' is already produced by layer '{first.name}', expected a new "
+                        "name (or the bottom with the same index, to run in place)"
+                    )
+                if first.type == "Split":  # in Caffe they share their memory
+                    raise LayerError(
+                        f"runs in place on '{name}', one of the copies that layer '{first.name}' "
+                        "(Split) makes; name its top differently"
+                    )
             self.names[name] = slot
             self.available.add(name)
         self.writer.append(index)

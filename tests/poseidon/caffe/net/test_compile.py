@@ -38,6 +38,10 @@ WRONG = {
         FLAT + layer("ReLU", "x", "y", name="r") + layer("ReLU", "x", "y"),
         "top 'y' is already produced by layer 'r', expected a new name",
     ),
+    "in place on a copy": (
+        FLAT + layer("Split", "x", "y z", name="s") + layer("ReLU", "y", "y"),
+        "runs in place on 'y', one of the copies that layer 's' (Split) makes; name its top differently",
+    ),
     "shared lr": (
         shared("lr_mult: 1", "lr_mult: 2"),
         "param 'w', shared with layer 'i1', has lr_mult 2, expected 1 as in that layer",
