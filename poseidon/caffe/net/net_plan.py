@@ -11,6 +11,7 @@ Source for the rules: Caffe's Net::Init, AppendTop, AppendBottom and Layer::SetL
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -212,6 +213,8 @@ class _Planner:
         if not values and kind.IS_LOSS:
             values = [1.0] + [0.0] * (len(tops) - 1)
         for position, (slot, weight) in enumerate(zip(tops, values, strict=False)):
+            if not math.isfinite(weight):
+                raise LayerError(f"loss_weight is {weight}, expected a finite number")
             if weight:
                 self.losses.append((slot, weight))
             if weight and position < len(param.top):

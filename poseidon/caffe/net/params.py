@@ -110,7 +110,8 @@ class ParamTable:
             new one, or the one that it shares.
 
         Raises:
-            LayerError: the layer has more param specs than blobs, or sharers disagree.
+            LayerError: the layer has more param specs than blobs, a multiplier is not finite, or sharers
+            disagree.
         """
         if len(param.param) > len(specs):
             raise LayerError(
@@ -211,6 +212,8 @@ def _check_share(owner: OwnedBlob, shape: Shape, spec_param: ParamSpec) -> None:
 
 def _given(param: ParamSpec, name: str) -> float | None:
     """Return a multiplier of a `param` block, None if it is not set."""
+    if not math.isfinite(getattr(param, name)):
+        raise LayerError(f"{name} is {getattr(param, name)}, expected a finite number")
     return float(getattr(param, name)) if param.HasField(name) else None
 
 

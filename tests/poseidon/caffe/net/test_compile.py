@@ -50,6 +50,12 @@ WRONG = {
         shared("decay_mult: 1", "decay_mult: 0"),
         "has decay_mult 0, expected 1 as in that layer",
     ),
+    "rate not finite": (shared("", "lr_mult: nan"), "lr_mult is nan, expected a finite number"),
+    "decay not finite": (shared("", "decay_mult: -inf"), "decay_mult is -inf, expected a finite"),
+    "weight of a loss": (
+        FLAT + layer("ReLU", "x", "y", "loss_weight: nan"),
+        "loss_weight is nan, expected a finite number",
+    ),
     "shared shape": (
         shared("", "", 4),
         "param 'w', shared with layer 'i1', has shape 4x6, expected 3x6",
