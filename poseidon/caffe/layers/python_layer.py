@@ -154,6 +154,9 @@ class Python(Layer):
     def _create(self) -> CaffeLayer:
         """Create an instance of the user's class."""
         param = self.param.python_param
+        for name in ("module", "layer"):
+            if not getattr(param, name):
+                raise LayerError(f"has no {name} in python_param")
         install_pycaffe(self.context)
         add_working_directory()
         with self._user_code("import"):

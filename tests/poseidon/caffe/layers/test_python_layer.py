@@ -134,6 +134,8 @@ def test_what_forward_and_backward_raise_names_the_layer() -> None:
     [
         ("Scaled", "no.such.module", "import: ModuleNotFoundError: No module named 'no'"),
         ("Nothing", MODULE, "has no class 'Nothing'"),
+        ("", MODULE, r"layer 'layer' \(Python\): has no layer in python_param"),
+        ("Scaled", "", r"layer 'layer' \(Python\): has no module in python_param"),
         ("NotALayer", MODULE, "does not derive from caffe.Layer"),
     ],
 )
