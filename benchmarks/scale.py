@@ -51,6 +51,8 @@ from benchmarks.testbed.processes import ON_HOST
 from benchmarks.testbed.raw_tcp import mb_s
 from benchmarks.testbed.scale_worker import MEASURED, NETS, OF_JOB
 from poseidon.base.settings import inherited_environment
+from poseidon.exchange.base import Trained
+from poseidon.exchange.server.placed import pool_tensors, pools_of
 from ps_server.protocol.placement import place
 from ps_server.protocol.settings import StoreSpec, TableSpec
 
@@ -209,10 +211,12 @@ def by_turns(
 
 
 def chunks(net: str, workers: int, shards: int) -> int:
-    """Return the number of chunks of a net."""
+    """Return the number of chunks of a net, whose small tensors share tables."""
+    module = NETS[net].build()
+    tensors = [Trained(name=name, tensor=value) for name, value in module.named_parameters()]
     tables = tuple(
-        TableSpec(name=name, size=value.numel())
-        for name, value in NETS[net].build().named_parameters()
+        TableSpec(name=held.name, size=held.tensor.numel())
+        for held in pool_tensors(tensors, pools_of(tensors))
     )
     store = StoreSpec(workers=workers, shards=shards, tables=tables, chunks=1)  # one machine
     return sum(map(len, place(store).chunks))

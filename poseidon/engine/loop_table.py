@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class State(Enum):
+class TableKey(Enum):
+    """A key of the table. Its hash is the object's: an Enum's own is a call in Python, and a step
+    makes many look-ups.
+    """
+
+    __hash__ = object.__hash__
+
+
+class State(TableKey):
     """Where a loop is."""
 
     NEW = "before all workers are here"
@@ -37,7 +45,7 @@ class State(Enum):
     CLOSED = "after close()"
 
 
-class LoopEvent(Enum):
+class LoopEvent(TableKey):
     """What happens to a loop."""
 
     OPEN = "distribute()"
@@ -74,7 +82,7 @@ class LoopEvent(Enum):
     CLOSE = "close()"
 
 
-class Act(Enum):
+class Act(TableKey):
     """What a driver does."""
 
     START = "begin an iteration, whose values are on their way"

@@ -154,7 +154,8 @@ class Hooks:
             if one.tap is not None:  # also where autograd has nothing to add to `grad`
                 handle = one.tap.node.register_hook(partial(self._on_factors, one))
             else:
-                handle = one.source.register_post_accumulate_grad_hook(self._on_gradient)
+                take = partial(self._on_gradient, one)
+                handle = one.source.register_post_accumulate_grad_hook(take)
             self._handles.append(handle)
         if entry is not None:
             waiter = OfOneModule(self._waiter(self._all))
@@ -310,8 +311,8 @@ class Hooks:
         elif gradient is not None:
             # Its `data`: `finish` must not see what the exchange does to it in the
             # background as a change.
-            part = local_of(gradient).data
-            self._exchange.begin(one.index, part.to(one.trained.tensor.dtype))
+            part, kind = local_of(gradient).data, one.trained.tensor.dtype
+            self._exchange.begin(one.index, part if part.dtype is kind else part.to(kind))
 
     def _end(self) -> None:
         self.wait_for_rest()
@@ -335,11 +336,11 @@ class Hooks:
         """
         if one.tap is None:
             return  # closed, and the graph is of before
-        self._on_gradient(one.source)
+        self._on_gradient(one)
         one.tap.keep()
 
-    def _on_gradient(self, tensor: Tensor) -> None:
-        one, gradient = self._of[tensor], tensor.grad
+    def _on_gradient(self, one: _Hooked, *_: object) -> None:
+        gradient = one.source.grad
         if one.waits and not (one.was_taken or self._present):
             raise UsageError(
                 f"'{one.trained.name}' was used before its new value had arrived, because the "

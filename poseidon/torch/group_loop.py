@@ -126,7 +126,8 @@ class GroupLoop:
         if torch.is_grad_enabled():
             self.session.check(LoopEvent.FORWARD)
             self.streams.begin(self.virtual_worker)
-            self.on(LoopEvent.FORWARD)
+            if self.session.state is not State.BEGUN:  # where it changes nothing
+                self.on(LoopEvent.FORWARD)
         elif module.training:
             self.session.check(LoopEvent.EVALUATE)
         else:

@@ -234,14 +234,12 @@ class Session:
         if spec.keeping is Keeping.COPY:
             raise LocalProtocolError(f"table '{spec.name}' is a copy: no worker pushes to it")
         outgoing = []
-        for copy in self.values.copies[table]:
-            if copy.pushed != self.clock_of(table) or (
-                self._table_clocks and copy.clock < copy.pushed
-            ):
-                raise LocalProtocolError(
-                    f"table '{spec.name}' was already pushed in iteration {self.clock_of(table)}"
-                )
         clock, nodes = self.clock_of(table), self._encoder.nodes[table]
+        for copy in self.values.copies[table]:
+            if copy.pushed != clock or (self._table_clocks and copy.clock < copy.pushed):
+                raise LocalProtocolError(
+                    f"table '{spec.name}' was already pushed in iteration {clock}"
+                )
         for copy, part in zip(self.values.copies[table], parts, strict=True):
             chunk = copy.chunk
             copy.nodes = (copy.nodes + 1) % nodes

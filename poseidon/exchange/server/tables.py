@@ -38,7 +38,7 @@ from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoder
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.server.table import ServerTable, of_values
-from ps_server import Client, Keeping, StoreSpec
+from ps_server import Client, Consistency, Keeping, StoreSpec
 from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
 from ps_server.protocol.placement import place
@@ -77,6 +77,7 @@ class ServerTables(CarrierState):
         self._hosts = store.host_count / weight
         """By what to divide a change of this worker's."""
         self._first = own.start
+        self._asks = store.consistency is Consistency.SSP
         self._settings = settings
         self._step = Step(settings.start_clock, (0.0,))
         device = device_of(held[0].tensor.device) if held else HOST
@@ -170,7 +171,7 @@ class ServerTables(CarrierState):
         self._step = step
         for index, table in enumerate(self._tables):
             table.pushes = 0
-            if table.spec.keeping is not Keeping.COPY:
+            if self._asks and table.spec.keeping is not Keeping.COPY:
                 self._client.request(self._first + index)
 
     def push(self, index: int, gradient: Tensor) -> None:

@@ -69,7 +69,8 @@ class RuleUpdate(GroupUpdate):
         _check_apart(parts)
         self._trained = trained
         self._of_parameters = {i for i, t in enumerate(self.plan.tensors) if not t.statistics}
-        self._known: dict[str, tuple[int, int]] = {}
+        self._known: list[tuple[int, int]] = []
+        self._has_rule = {id(p) for p in (*trained.values(), *self.plan.rest_of_tables)}
 
     @property
     def lr(self) -> float:
@@ -161,13 +162,16 @@ class RuleUpdate(GroupUpdate):
 
     def _check_unchanged(self) -> None:
         """Refuse what the script has written since the last step, also an optimizer of its own."""
-        for name, value in self._values().items():
-            if self._known[name] != value:
-                raise UsageError(
-                    f"'{name}' was changed by the script after distribute(), but the shards' "
-                    "value would replace it; change it before distribute(), or use a torch.optim "
-                    "optimizer on the workers"
-                )
+        now = self._values()
+        if now == self._known:
+            return
+        pairs = zip(self._trained, self._known, now, strict=True)
+        name = next(name for name, known, value in pairs if value != known)
+        raise UsageError(
+            f"'{name}' was changed by the script after distribute(), but the shards' value would "
+            "replace it; change it before distribute(), or use a torch.optim optimizer on the "
+            "workers"
+        )
 
     def _watched(self) -> Iterable[nn.Parameter]:
         """Return the parameters of which none but the trained ones may have a gradient."""
@@ -175,9 +179,9 @@ class RuleUpdate(GroupUpdate):
 
     def _check_trained(self) -> None:
         """Refuse gradients of parameters that no shard trains."""
-        known = {*self._trained.values(), *self.plan.rest_of_tables}
         for parameter in self._watched():
-            if parameter not in known and parameter.requires_grad and parameter.grad is not None:
+            has_rule = id(parameter) in self._has_rule
+            if not has_rule and parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
                     f"{self.name_of(parameter)} has a gradient, but required none, or did not "
                     "exist, when distribute() was called, so no shard trains it; call "
@@ -196,12 +200,16 @@ class RuleUpdate(GroupUpdate):
     def _note_values(self) -> None:
         self._known = self._values()
 
-    def _values(self) -> dict[str, tuple[int, int]]:
+    def _values(self) -> list[tuple[int, int]]:
         """Return for each parameter what changes with the address of its memory, and whenever
         autograd sees a write to it.
         """
         with DisableTorchFunctionSubclass():
-            return {n: (local_of(p).data_ptr(), p._version) for n, p in self._trained.items()}
+            own = self._trained.values()
+            parts: Iterable[Tensor] = map(local_of, own) if self.plan.shards else own
+            return [
+                (part.data_ptr(), whole._version) for part, whole in zip(parts, own, strict=True)
+            ]
 
     # Which state.
 
