@@ -8,11 +8,13 @@ change existing nets.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -58,6 +60,8 @@ class ProcessMode:
 
 
 MODE = ProcessMode()
+# torch would wait for its parent's threads
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 _LOG: list[glog.LogOutputs] = []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import poseidon.pycaffe as caffe
 from poseidon.errors import UsageError
 from poseidon.pycaffe import mode
 from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.support.nets import inputs, layer
 
 
 def test_layer_types_are_listed() -> None:
@@ -91,3 +94,25 @@ def test_the_log_has_glogs_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 1 and lines[0].startswith("I") and lines[0].endswith("] hello")
     with pytest.raises(UsageError, match="log level 9"):
         caffe.init_log(9)
+
+
+FORKING = """
+import os, signal, torch
+import poseidon.pycaffe as caffe
+torch.set_num_threads(2)
+net = caffe.Net("net.prototxt", caffe.TEST)
+net.forward()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    net.forward()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_a_forked_process_runs_nets(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(
+        inputs(x=(4, 8, 64, 64)) + layer("Pooling", "x", "y", "pooling_param { kernel_size: 5 }")
+    )
+    subprocess.run([sys.executable, "-c", FORKING], cwd=tmp_path, check=True, timeout=50)
