@@ -109,10 +109,14 @@ def sealed_files(state: Path) -> tuple[Path, ...] | None:
     return tuple(state.with_name(name) for name in sums) if sums else None
 
 
-def find_damage(state: Path) -> str | None:
+def find_damage(state: Path, part: str = "") -> str | None:
     """Verify the checksums of a snapshot. Return a message about the first damaged file, or None.
 
     Without checksums the result is None. The files are searched for in the folder of the state.
+
+    Args:
+        state: see `seal`.
+        part: the name of the only file that is verified; empty: all are.
     """
     if not sums_path(state).exists():
         return None
@@ -120,6 +124,8 @@ def find_damage(state: Path) -> str | None:
     if sums is None:
         return f"{sums_path(state)} is damaged: resume from an earlier snapshot, or remove that file to use this one unchecked"
     for name, digest in sums.items():
+        if part not in ("", name):
+            continue
         path = state.with_name(name)
         try:
             found = _digest(path)
@@ -133,13 +139,13 @@ def find_damage(state: Path) -> str | None:
     return None
 
 
-def check(state: Path) -> None:
-    """Raise SnapshotError if a file of a snapshot is damaged.
+def check(state: Path, part: str = "") -> None:
+    """Raise SnapshotError if a file of a snapshot is damaged; see `find_damage`.
 
     Raises:
         SnapshotError: a file does not match its checksum. The text names it.
     """
-    wrong = find_damage(state)
+    wrong = find_damage(state, part)
     if wrong is not None:
         raise SnapshotError(wrong)
 

@@ -25,7 +25,7 @@ from poseidon.caffe.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.caffe.proto.text import strings_are_text
 from poseidon.caffe.snapshot import hdf5
 from poseidon.caffe.snapshot.hdf5 import NamedBlobs
-from poseidon.engine.snapshot_files import write_atomically
+from poseidon.engine.snapshot_files import check, write_atomically
 from poseidon.errors import SnapshotError
 
 M = TypeVar("M", bound=Message)
@@ -151,9 +151,11 @@ def read_model(path: Path) -> list[LayerBlobs]:
     HDF5).
 
     Raises:
-        SnapshotError: the file is missing, truncated or not a model, or the size of a blob does not
-            match its shape.
+        SnapshotError: the file is missing, truncated or not a model, it does not match the checksum
+            of its snapshot, or the size of a blob does not match its shape.
     """
+    if ".caffemodel" in path.name:
+        check(path.with_name(path.name.replace(".caffemodel", ".solverstate")), path.name)
     if hdf5.is_hdf5(path):
         return hdf5.read_model(path)
     found = blobs_of(read_message(path, NetParameter(), "model"), path)

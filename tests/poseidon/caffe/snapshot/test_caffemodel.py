@@ -19,6 +19,7 @@ from poseidon.caffe.snapshot.caffemodel import (
     state_path,
     write_model,
 )
+from poseidon.engine.snapshot_files import seal
 from poseidon.errors import SnapshotError
 
 
@@ -73,6 +74,25 @@ def test_round_trip_keeps_definition_and_blobs(tmp_path: Path) -> None:
     message = NetParameter.FromString(path.read_bytes())
     assert message.layer[1].bottom == ["data"]
     assert list(message.layer[1].blobs[0].shape.dim) == [2, 3]
+
+
+@pytest.mark.parametrize("in_hdf5", [False, True])
+def test_a_model_that_changed_after_its_snapshot_is_refused(tmp_path: Path, in_hdf5: bool) -> None:
+    path, state = (named(tmp_path / "n", 5, hdf5=in_hdf5) for named in (model_path, state_path))
+    if in_hdf5:
+        hdf5.write_model(path, BLOBS, owned={"ip.0", "ip.1"})
+    else:
+        write_model(path, net(), BLOBS)
+    state.write_bytes(b"not read here")
+    seal(state, path)
+    assert read_model(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(BLOBS[1][2][0].tobytes()) + 23] ^= 0x40  # 5 becomes a huge number
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match=f"{path.name} is truncated or changed"):
+        read_model(path)
+    state.with_name(f"{state.name}.sha256").unlink()
+    assert read_model(path)
 
 
 @pytest.mark.parametrize("case", ["sgd_momentum", "adam", "adadelta"])
