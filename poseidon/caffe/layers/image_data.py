@@ -10,6 +10,7 @@ from copy import deepcopy
 
 import numpy as np
 
+from poseidon.caffe.data.batches.claimed_size import MOST_PIXELS
 from poseidon.caffe.data.batches.dense_images import (
     DenseImageMaker,
     LabelKind,
@@ -47,11 +48,16 @@ def check_list_param(param: ListParameter) -> None:
     """Check the fields of a layer that reads a list of images.
 
     Raises:
-        LayerError: batch_size is missing, or only one side of the images is given.
+        LayerError: batch_size is missing, only one side of the images is given, or both are too large.
     """
     check_positive(param, "batch_size")
     if bool(param.new_height) != bool(param.new_width):
         raise LayerError("has only one of new_height and new_width, expected both or none")
+    if param.new_height * param.new_width > MOST_PIXELS:
+        raise LayerError(
+            f"new_height {param.new_height} and new_width {param.new_width} make "
+            f"{param.new_height * param.new_width:,} pixels, expected at most {MOST_PIXELS:,}"
+        )
 
 
 def image_plan(layer: ReadingSource, param: ListParameter, transform: Transform) -> ImagePlan:

@@ -116,6 +116,10 @@ def test_a_list_of_find_beside_its_images_is_read(folder: Path, path: str, root:
     [
         ("batch_size: 0", "batch_size is 0"),
         ("new_height: 3", "only one of new_height and new_width"),
+        (
+            "new_height: 60000 new_width: 50000",
+            "3,000,000,000 pixels, expected at most 134,217,728",
+        ),
     ],
 )
 def test_illegal_parameters_of_image_data_are_refused(
