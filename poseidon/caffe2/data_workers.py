@@ -199,6 +199,11 @@ def init_data_input_workers(
             arrays = fetch_fun(number, batch_size)
             if not arrays:
                 continue
+            if len(arrays) != len(columns):
+                raise ValueError(
+                    f"a fetcher gave {len(arrays)} arrays: expected {len(columns)}, for "
+                    + ", ".join(map(str, input_blob_names))
+                )
             coordinator._state.count()
             for batch in batches.add([np.asarray(array) for array in arrays]):
                 queue.put([to_value(array, place) for array in batch])

@@ -67,14 +67,18 @@ def test_a_full_queue_does_not_hinder_the_end() -> None:
     assert coordinator.stop()
 
 
-def test_the_error_of_a_fetcher_ends_the_net() -> None:
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [((2, 3), "rows: expected one number"), ((2,), "gave 1 arrays: expected 2, for x, y")],
+)
+def test_the_error_of_a_fetcher_ends_the_net(rows: tuple[int, ...], words: str) -> None:
     net = core.Net("fails")
 
     def fetch(number: int, batch_size: int) -> list[np.ndarray]:
-        return [np.zeros(2), np.zeros(3)]
+        return [np.zeros(count) for count in rows]
 
     coordinator = data_workers.init_data_input_workers(net, ["x", "y"], fetch, 2, 1)
     coordinator.start()
     with pytest.raises(RuntimeError, match="queue is closed"):
         workspace.RunNetOnce(net)
-    assert "rows: expected one number" in str(coordinator._coordinators[0]._state.error)
+    assert words in str(coordinator._coordinators[0]._state.error)
