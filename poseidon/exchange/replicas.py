@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.errors import JobError
@@ -301,7 +302,7 @@ class ReplicaCheck:
 
         A worker without the tensor takes part in the collections only.
         """
-        own = None if tensor is None or self._place else _bytes_of(tensor).numpy().tobytes()
+        own = None if tensor is None or self._place else _bytes_of(tensor).tobytes()
         received = broadcast_bytes(own, self._collect, rank=self._place)
         if tensor is not None and received and self._place:
             values = torch.frombuffer(bytearray(received), dtype=tensor.dtype)
@@ -338,14 +339,15 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def checksum(tensor: Tensor) -> str:
     """Return the CRC-32 of a tensor's bytes."""
-    return f"{zlib.crc32(_bytes_of(tensor).numpy().data):08x}"
+    return f"{zlib.crc32(_bytes_of(tensor).data):08x}"
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     """Return the bytes of a tensor in host memory: its own memory where it is contiguous and on
-    the host.
+    the host, which the script can resize afterwards, as it cannot after `numpy()`.
     """
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return np.from_dlpack(flat).view(np.uint8)
 
 
 def _unequal(samples: Sequence[ArithmeticSample], results: Sequence[object]) -> str:

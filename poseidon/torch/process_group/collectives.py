@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -294,7 +295,7 @@ class _Call:
             on_host = device.host_memory(tensor.numel(), dtype=tensor.dtype)
             tensor, lasting = on_host.copy_(tensor, non_blocking=True), True
             device.event().synchronize()
-        payload = tensor.view(torch.uint8).numpy().data
+        payload = np.from_dlpack(tensor.view(torch.uint8)).data  # `numpy()` ends `resize_`
         self._owner.mesh.send(ranks, self._call, part, payload, lasting=lasting)
 
     def receive(self, sender: int, part: int, like: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from poseidon.exchange.replicas import (
     ArithmeticSample,
     ReplicaCheck,
     arithmetic_sample,
+    checksum,
     common_kernel,
     introduce,
 )
@@ -70,6 +71,13 @@ def plain() -> ArithmeticSample:
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here"
 )
+def test_a_tensor_can_be_resized_after_its_checksum() -> None:
+    tensor = torch.ones(5)
+    assert checksum(tensor) == checksum(torch.ones(5, 1)) != checksum(torch.zeros(5))
+    assert checksum(torch.ones(0)) == "00000000"
+    tensor.resize_(9)
+
+
 @pytest.mark.parametrize(
     ("threads", "variables"),
     [

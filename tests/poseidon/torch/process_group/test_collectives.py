@@ -167,6 +167,18 @@ def test_other_collectives(numbers: int, hosts: str) -> None:
         on_all(made, run)
 
 
+def test_a_tensor_can_be_resized_after_a_collective() -> None:
+    def run(mesh: Mesh) -> None:
+        group, own = Collectives(mesh, "0", range(2)), torch.ones(5)
+        group.all_reduce(own, ReduceRule.SUM)
+        group.broadcast(own, 0)
+        group.all_gather(own)
+        own.resize_(9)  # as torch's batched_powerSGD_hook does with a bucket
+
+    with meshes(2) as made:
+        on_all(made, run)
+
+
 def test_a_large_payload_stays_whole_though_its_sender_writes_to_it_and_leaves() -> None:
     given = torch.arange(40_000.0)
 
