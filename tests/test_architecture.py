@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.flags": set(),
     "poseidon.cluster": {"ps_server"},
     "poseidon.exchange": {"ps_server"},
-    "poseidon.observe.metrics": set(),
+    "poseidon.observe.metrics": {"ps_server"},
     "poseidon.engine": {"ps_server", "poseidon.exchange", "poseidon.observe.metrics"},
     "poseidon.launcher": {
         "ps_server",

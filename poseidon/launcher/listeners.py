@@ -28,14 +28,12 @@ from poseidon.observe.metrics.job_statistics import (
     FILE_NAME,
     GpuReading,
     JobStatistics,
-    ShardTotals,
     WorkerStatistics,
     encode_statistics,
-    parse_gpu,
-    parse_shard,
-    parse_worker,
+    parsed,
 )
 from poseidon.observe.metrics.progress import JobProgress, ProgressMeter
+from ps_server.statistics import ShardStatistics
 
 REMOTE_LOGS = "from_hosts"
 """The folder, in a job's output folder, of the logs that come from other hosts."""
@@ -154,7 +152,7 @@ class StatisticsFile(JobListener):
         self._now = now
         self._written_s = float("-inf")
         self._workers: dict[int, WorkerStatistics] = {}
-        self._shards: dict[int, ShardTotals] = {}
+        self._shards: dict[int, ShardStatistics] = {}
         self._gpus: dict[int, GpuReading] = {}
         self._meter, self._progress = ProgressMeter(now), JobProgress()
         self._unwritten = False
@@ -168,7 +166,8 @@ class StatisticsFile(JobListener):
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         if event.get("event") == "statistics":
             self._keep(name, event)
-        if event.get("event") == "alive" and (gpu := parse_gpu(event.get("gpu"))) != GpuReading():
+        gpu = parsed(GpuReading, event.get("gpu")) or GpuReading()
+        if event.get("event") == "alive" and gpu != GpuReading():
             self._gpus[name.index] = gpu
         if event.get("event") == "progress" and name.role is Role.WORKER and name.index == 0:
             self._progress = self._meter.update(event) or self._progress
@@ -180,9 +179,9 @@ class StatisticsFile(JobListener):
             self._write()
 
     def _keep(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        if name.role is Role.WORKER and (worker := parse_worker(event)) is not None:
+        if name.role is Role.WORKER and (worker := parsed(WorkerStatistics, event)) is not None:
             self._workers[name.index] = worker
-        elif name.role is Role.SHARD and (shard := parse_shard(event)) is not None:
+        elif name.role is Role.SHARD and (shard := parsed(ShardStatistics, event)) is not None:
             self._shards[name.index] = shard
         else:
             return

@@ -27,9 +27,10 @@ from poseidon.observe.metrics.job_records import (
     train_record,
     worker_record,
 )
-from poseidon.observe.metrics.job_statistics import parse_shard
+from poseidon.observe.metrics.job_statistics import parsed
 from poseidon.observe.metrics.netoutputs import LoggedMeans
 from poseidon.observe.metrics.progress import ProgressMeter
+from ps_server.statistics import ShardStatistics
 
 FILE_NAME = "metrics.jsonl"
 MOST_WAITING = 10_000
@@ -97,7 +98,7 @@ class JobRecords(JobListener):
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         kind = event.get("event")
         if kind == "statistics" and name.role is Role.SHARD:
-            shard = parse_shard(event)
+            shard = parsed(ShardStatistics, event)
             if shard is not None:
                 record = shard_record(shard, event)
                 self._put({**record, **_process(name)}, period=name.short)

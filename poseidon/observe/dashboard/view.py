@@ -15,7 +15,7 @@ from typing import Any
 
 from poseidon.observe.dashboard.bottleneck import JobLimit, ShardLoad, WorkerLoad, find_bottleneck
 from poseidon.observe.metrics.job_records import Record
-from poseidon.observe.metrics.job_statistics import parse_gpu
+from poseidon.observe.metrics.job_statistics import GpuReading, parsed
 from poseidon.observe.metrics.record import RATES, is_loss, score
 from poseidon.observe.metrics.statistics_tables import UNKNOWN, gpu_cells
 
@@ -238,6 +238,7 @@ class JobView:
         rows = []
         for record in latest:
             load = by_rank.get(record["index"])
+            gpu = parsed(GpuReading, record.get("gpu"))
             rows.append(
                 {
                     "rank": record["index"],
@@ -248,9 +249,7 @@ class JobView:
                     "waited": load.waited if load else None,
                     "read": load.read if load else None,
                     "own_s": (load.own_s or None) if load else None,
-                    "gpu": [
-                        text for text in gpu_cells(parse_gpu(record.get("gpu"))) if text != UNKNOWN
-                    ],
+                    "gpu": [text for text in gpu_cells(gpu or GpuReading()) if text != UNKNOWN],
                     "silent": running and not self.outcome and now - record["time"] > SILENT_S,
                 }
             )

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeGuard
 
-from poseidon.observe.metrics.job_statistics import ShardTotals, parse_gpu
+from poseidon.observe.metrics.job_statistics import GpuReading, parsed
 from poseidon.observe.metrics.progress import JobProgress
 from poseidon.observe.metrics.record import own_names, repeated
+from ps_server.statistics import ShardStatistics
 
 Record = Mapping[str, Any]
 
@@ -80,7 +81,8 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
         return None
     later = {"read_s": 0.0, "host_busy": 0.0}  # earlier releases do not send them
     sending, most = seconds_by_host(event.get("sending_s")), event.get("most_lead")
-    gpu = {n: v for n, v in asdict(parse_gpu(event.get("gpu"))).items() if v is not None}
+    reading = parsed(GpuReading, event.get("gpu")) or GpuReading()
+    gpu = {n: v for n, v in asdict(reading).items() if v is not None}
     return {
         "kind": "worker",
         "iteration": iteration,
@@ -92,7 +94,7 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
     }
 
 
-def shard_record(statistics: ShardTotals, event: Mapping[str, object]) -> Record:
+def shard_record(statistics: ShardStatistics, event: Mapping[str, object]) -> Record:
     """Return the record of a shard; all but the queue and the memory count since its start.
 
     Args:

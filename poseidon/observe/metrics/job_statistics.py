@@ -9,25 +9,30 @@ A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1,
 The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...},
              "gpus": {"0": {"memory_bytes": 1, "total_bytes": 2, "busy": 0.5, "temperature_c": 60}}}
 
-Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the
-events; an invalid event is None, and counts only as a heartbeat.
+Law: all numbers count from the start of a process. `parsed` validates the events; an invalid event
+is None, and counts only as a heartbeat.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from poseidon.base.foreign_files import read_in
 from poseidon.errors import JobError
 from poseidon.observe.metrics.progress import JobProgress
+from ps_server.json_fields import value_of
+from ps_server.statistics import ShardStatistics
 
 FILE_NAME = "statistics.json"
 LARGEST_BYTES = 64 << 20
+T = TypeVar("T")
+_LARGEST = 1e300
+"""Sums of such numbers are finite."""
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,27 +68,9 @@ class WorkerStatistics:
     """
 
     iterations: int
-    tensors: tuple[TensorStatistics, ...] = ()
+    tensors: tuple[TensorStatistics, ...]
     other_bytes_out: int = 0
     other_bytes_in: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardTotals:
-    """The statistics of a shard; see `ps_server.statistics`."""
-
-    bytes_in: int = 0
-    bytes_out: int = 0
-    messages_in: int = 0
-    messages_out: int = 0
-    queue: int = 0
-    longest_queue: int = 0
-    updates: int = 0
-    busy_s: float = 0.0
-    memory_bytes: int = 0
-    peak_bytes: int = 0
-    refused: int = 0
-    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,36 +99,20 @@ class JobStatistics:
 
     job: str
     workers: Mapping[int, WorkerStatistics] = field(default_factory=dict)
-    shards: Mapping[int, ShardTotals] = field(default_factory=dict)
+    shards: Mapping[int, ShardStatistics] = field(default_factory=dict)
     gpus: Mapping[int, GpuReading] = field(default_factory=dict)
     progress: JobProgress = field(default_factory=JobProgress)
 
 
-def parse_worker(event: Mapping[str, object]) -> WorkerStatistics | None:
-    """Parse a worker's event; None if it is invalid."""
+def parsed(kind: type[T], found: object) -> T | None:
+    """Return statistics; None: they are not valid, or a number is negative or too large."""
     try:
-        tensors = tuple(
-            TensorStatistics(**_checked(TensorStatistics, part)) for part in _parts(event)
-        )
-        return WorkerStatistics(**{**_checked(WorkerStatistics, event), "tensors": tensors})
-    except (ValueError, TypeError):
+        value: Any = value_of(kind, found)
+    except ValueError:
         return None
-
-
-def parse_shard(event: Mapping[str, object]) -> ShardTotals | None:
-    """Parse a shard's event; None if it is invalid."""
-    try:
-        return ShardTotals(**_checked(ShardTotals, event))
-    except (ValueError, TypeError):
-        return None
-
-
-def parse_gpu(value: object) -> GpuReading:
-    """Parse the GPU of a worker's `alive` event; nothing is known if it is invalid."""
-    try:
-        return GpuReading(**_checked(GpuReading, value if isinstance(value, dict) else {}))
-    except (ValueError, TypeError):
-        return GpuReading()
+    parts = [value, *getattr(value, "tensors", ())]
+    numbers = [n for part in parts for n in asdict(part).values() if isinstance(n, int | float)]
+    return value if all(0 <= n <= _LARGEST for n in numbers) else None
 
 
 def encode_statistics(statistics: JobStatistics) -> str:
@@ -160,10 +131,10 @@ def decode_statistics(text: str) -> JobStatistics:
         raise ValueError("it has no job")
     return JobStatistics(
         job=document["job"],
-        workers=_by_number(document.get("workers"), parse_worker),
-        shards=_by_number(document.get("shards"), parse_shard),
-        gpus=_by_number(document.get("gpus", {}), parse_gpu),
-        progress=JobProgress(**_checked(JobProgress, document.get("progress") or {})),
+        workers=_by_number(WorkerStatistics, document.get("workers")),
+        shards=_by_number(ShardStatistics, document.get("shards")),
+        gpus=_by_number(GpuReading, document.get("gpus", {})),
+        progress=value_of(JobProgress, document.get("progress") or {}),
     )
 
 
@@ -184,51 +155,13 @@ def read_statistics(path: Path) -> JobStatistics:
         raise JobError(f"{path} does not hold statistics of a job: {error}") from error
 
 
-_LARGEST = 1e300
-"""Sums of such numbers are finite."""
-_KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "int | None": (int, NoneType),
-    "float | None": (int, float, NoneType),
-}
-
-
-def _checked(kind: type, event: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a dataclass in an event. Raise ValueError for wrong
-    types and for negative or infinite numbers.
-    """
-    found: dict[str, Any] = {}
-    for name in fields(kind):
-        value, legal = event.get(name.name, MISSING), _KINDS.get(str(name.type))
-        if value is MISSING or legal is None:
-            continue
-        number = isinstance(value, int | float)
-        if type(value) not in legal or (number and not 0 <= cast(float, value) <= _LARGEST):
-            raise ValueError(f"{name.name} is {value!r:.60}")
-        found[name.name] = value
-    return found
-
-
-def _parts(event: Mapping[str, object]) -> list[dict[str, object]]:
-    parts = event.get("tensors")
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise ValueError("it has no list of tensors")
-    return parts
-
-
-T = TypeVar("T")
-_MOST_DIGITS = 9
-
-
-def _by_number(value: object, parse: Callable[[Mapping[str, object]], T | None]) -> dict[int, T]:
+def _by_number(kind: type[T], value: object) -> dict[int, T]:
     if not isinstance(value, dict):
         raise ValueError("it has no list of processes")
     found = {}
     for key, event in value.items():
-        parsed = parse(event) if isinstance(event, dict) else None
-        if parsed is None or not key.isdecimal() or len(key) > _MOST_DIGITS:
+        statistics = parsed(kind, event)
+        if statistics is None or not key.isdecimal() or len(key) > _MOST_DIGITS:
             raise ValueError(f"the statistics of process {key!r:.20} are invalid")
-        found[int(key)] = parsed
+        found[int(key)] = statistics
     return dict(sorted(found.items()))

@@ -17,9 +17,9 @@ from poseidon.errors import counted
 from poseidon.observe.metrics.job_statistics import (
     GpuReading,
     JobStatistics,
-    ShardTotals,
     WorkerStatistics,
 )
+from ps_server.statistics import ShardStatistics
 
 TENSOR_HEAD = ("tensor", "scheme", "bytes out", "bytes in", "waited ms", "hidden ms", "hidden")
 SHARD_HEAD = (
@@ -99,7 +99,7 @@ def held_back_table(rows: Sequence[TensorRow]) -> list[str]:
     return aligned([("tensor", "held back"), *held_back], left=1) if held_back else []
 
 
-def shard_table(shards: Sequence[tuple[int, ShardTotals]]) -> list[str]:
+def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
     """Return the lines of the table of shards; an empty list without shards."""
     if not shards:
         return []
@@ -180,7 +180,7 @@ def gpu_cells(gpu: GpuReading) -> tuple[str, str, str]:
     return memory, busy, UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
 
 
-def rejections(shards: Sequence[tuple[int, ShardTotals]]) -> list[str]:
+def rejections(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
     """Return a line for each shard that has refused connections or dropped messages."""
     return [
         f"shard {index} refused {counted(shard.refused, 'connection')} and dropped "

@@ -19,7 +19,11 @@ from poseidon.exchange.exchange import Built, Exchange
 from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.options import Scheme
-from poseidon.observe.metrics.job_statistics import TensorStatistics, parse_worker
+from poseidon.observe.metrics.job_statistics import (
+    TensorStatistics,
+    WorkerStatistics,
+    parsed,
+)
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded
 
@@ -99,7 +103,7 @@ def test_a_failure_while_statistics_are_sent_is_raised_at_the_end(
 def test_the_last_statistics_are_sent_at_the_end_and_the_launcher_reads_them() -> None:
     events, _ = observe(Scheme.SERVER, Scheme.LOCAL, counts=True)
     assert len(events) == 1
-    statistics = parse_worker(events[-1])
+    statistics = parsed(WorkerStatistics, events[-1])
     assert statistics is not None
     assert statistics.iterations == 1
     weight, bias = statistics.tensors
@@ -115,7 +119,7 @@ def test_the_last_statistics_are_sent_at_the_end_and_the_launcher_reads_them() -
 
 def test_bytes_that_are_not_counted_are_unknown() -> None:
     events, _ = observe(Scheme.ALLREDUCE, Scheme.ALLREDUCE)
-    statistics = parse_worker(events[-1])
+    statistics = parsed(WorkerStatistics, events[-1])
     assert statistics is not None
     assert statistics.tensors[0].bytes_out is None  # another worker exchanges for this one
 

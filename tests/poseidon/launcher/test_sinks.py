@@ -34,9 +34,9 @@ from poseidon.observe.metrics.job_records import (
     shard_record,
     worker_record,
 )
-from poseidon.observe.metrics.job_statistics import ShardTotals
 from poseidon.observe.metrics.netoutputs import LoggedMeans
 from poseidon.observe.metrics.progress import JobProgress
+from ps_server.statistics import ShardStatistics
 from tests.support.polling import until
 
 WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
@@ -379,7 +379,7 @@ def test_the_dashboard_and_the_page_name_every_value(served: Prometheus) -> None
     assert {name for name in names if f"`{name}`" not in page} == set()
     worker = worker_record({"waited_s": 0.0, "still_s": 0.0}, 0)
     assert worker is not None
-    for record in (worker, shard_record(ShardTotals(), {}), progress_record(JobProgress())):
+    for record in (worker, shard_record(ShardStatistics(), {}), progress_record(JobProgress())):
         assert {name for name in record if f"`{name}`" not in page} == set()
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,14 @@ import pytest
 from poseidon.errors import JobError
 from poseidon.observe.metrics.job_statistics import (
     JobStatistics,
-    ShardTotals,
     TensorStatistics,
     WorkerStatistics,
     decode_statistics,
     encode_statistics,
-    parse_shard,
-    parse_worker,
+    parsed,
     read_statistics,
 )
-from ps_server import statistics
+from ps_server.statistics import ShardStatistics
 
 WORKER = WorkerStatistics(
     iterations=4,
@@ -36,20 +33,10 @@ WORKER = WorkerStatistics(
     ),
     other_bytes_out=7,
 )
-SHARD = ShardTotals(
+SHARD = ShardStatistics(
     bytes_in=1, bytes_out=2, messages_in=3, updates=5, busy_s=0.5, memory_bytes=4096
 )
 JOB = JobStatistics(job="lenet-1", workers={0: WORKER, 10: WORKER, 2: WORKER}, shards={0: SHARD})
-
-
-def test_a_shard_has_the_fields_that_it_reports() -> None:
-    """They are listed twice: this package imports nothing of ps_server, which takes torch's
-    time.
-    """
-    own, reported = (fields(kind) for kind in (ShardTotals, statistics.ShardStatistics))
-    assert [(entry.name, entry.type) for entry in own] == [
-        (entry.name, entry.type) for entry in reported
-    ]
 
 
 def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
@@ -66,7 +53,7 @@ def test_unknown_fields_of_an_event_are_left_out() -> None:
         "colour": "red",
         **json.loads(encode_statistics(JOB))["shards"]["0"],
     }
-    assert parse_shard(event) == SHARD
+    assert parsed(ShardStatistics, event) == SHARD
 
 
 @pytest.mark.parametrize(
@@ -88,12 +75,12 @@ def test_unknown_fields_of_an_event_are_left_out() -> None:
     ],
 )
 def test_what_a_worker_cannot_mean(said: dict[str, object]) -> None:
-    assert parse_worker(said) is None
+    assert parsed(WorkerStatistics, said) is None
 
 
 @pytest.mark.parametrize("said", [{"bytes_in": "3"}, {"busy_s": float("inf")}, {"queue": -1}])
 def test_what_a_shard_cannot_mean(said: dict[str, object]) -> None:
-    assert parse_shard(said) is None
+    assert parsed(ShardStatistics, said) is None
 
 
 @pytest.mark.parametrize(

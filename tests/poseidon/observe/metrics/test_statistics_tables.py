@@ -5,12 +5,11 @@ import pytest
 from poseidon.observe.metrics.job_statistics import (
     GpuReading,
     JobStatistics,
-    ShardTotals,
     TensorStatistics,
     WorkerStatistics,
     decode_statistics,
     encode_statistics,
-    parse_gpu,
+    parsed,
 )
 from poseidon.observe.metrics.statistics_tables import (
     job_tables,
@@ -19,6 +18,7 @@ from poseidon.observe.metrics.statistics_tables import (
     tensor_rows,
     tensor_table,
 )
+from ps_server.statistics import ShardStatistics
 
 
 def tensor(name: str, scale: int, **numbers: float | None) -> TensorStatistics:
@@ -110,11 +110,11 @@ def test_shards_are_compared_with_their_mean() -> None:
     shards = [
         (
             0,
-            ShardTotals(
+            ShardStatistics(
                 bytes_in=300, bytes_out=300, updates=4, busy_s=1.25, queue=2, longest_queue=9
             ),
         ),
-        (1, ShardTotals(bytes_in=100, bytes_out=100, memory_bytes=123456, peak_bytes=10**8)),
+        (1, ShardStatistics(bytes_in=100, bytes_out=100, memory_bytes=123456, peak_bytes=10**8)),
     ]
     assert shard_table(shards) == [
         "shard  bytes in  bytes out  of mean  updates  busy s  queue  longest   values         peak",
@@ -122,18 +122,18 @@ def test_shards_are_compared_with_their_mean() -> None:
         "    1       100        100    0.500        0     0.0      0        0  123,456  100,000,000",
     ]
     assert shard_table([]) == []
-    assert "-" in shard_table([(0, ShardTotals())])[1].split()
+    assert "-" in shard_table([(0, ShardStatistics())])[1].split()
 
 
 def test_rejections_are_listed() -> None:
-    shards = [(0, ShardTotals()), (1, ShardTotals(refused=3, dropped=1))]
+    shards = [(0, ShardStatistics()), (1, ShardStatistics(refused=3, dropped=1))]
     assert rejections(shards) == ["shard 1 refused 3 connections and dropped 1 message"]
     assert job_tables(JobStatistics(job="j", shards=dict(shards)))[-1] == rejections(shards)[0]
 
 
 def test_a_whole_job() -> None:
     job = JobStatistics(
-        job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardTotals(bytes_in=1)}
+        job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardStatistics(bytes_in=1)}
     )
     lines = job_tables(job)
     assert lines[0] == "job lenet-1: 2 workers, 20 iterations, 1 shard"
@@ -150,4 +150,4 @@ def test_gpus_have_a_table_of_their_own() -> None:
     assert "1.5 of 8.0 GiB" in text and "75 %" in text and "61 °C" in text
     assert "GPUs:" not in "\n".join(job_tables(JobStatistics(job="j")))
     for invalid in ({"busy": "x"}, {"memory_bytes": -1}, None, [1]):
-        assert parse_gpu(invalid) == GpuReading()
+        assert parsed(GpuReading, invalid) is None
