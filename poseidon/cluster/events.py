@@ -19,9 +19,8 @@ A process prints to standard output:
         had something to send to hosts, the busy part of its host's processors, and how many
         iterations it may be ahead of the slowest worker, or null; with a GPU also `gpu`, see
         `GpuReading` of `poseidon.observe.metrics.job_statistics`
-    {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
-        the same of a script's loop, with its position, the `loop` whose call this is, the
-        iterations of all its `loops`, and `raised` where an exception ends its `with` block
+    {"event": "alive", ..., "position": {"iterations": 6, "collections": 2, ...}}
+        the same of a script's loop, with its `LoopPosition`
     {"event": "statistics", ...}
         every few seconds and at the end, from all; `poseidon.observe.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5,
@@ -76,6 +75,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from poseidon.base.call_names import LoopPosition
 from ps_server.json_fields import value_of
 
 
@@ -122,28 +122,6 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedPosition:
-    """The position of a script's loop.
-
-    Attributes:
-        steps: finished.
-        collections: calls begun in which it waits for all others.
-        collection: that it waits in; empty: none.
-        raised: the exception with which the worker leaves its `with` block; empty: it has none.
-        loop: the number of the training loop whose call this is; below 0: of no loop; None: not
-            known.
-        loops: iterations that each training loop has ended.
-    """
-
-    steps: int
-    collections: int
-    collection: str
-    raised: str = ""
-    loop: int | None = None
-    loops: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
     """A heartbeat, or an event that only the callbacks understand.
 
@@ -154,7 +132,7 @@ class Alive:
     """
 
     still_s: float | None = None
-    position: ReportedPosition | None = None
+    position: LoopPosition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +239,8 @@ def parse_event(fields: Mapping[str, object]) -> Event:
     if kind == "error":
         return _failed(fields)
     at = {"among": fields.get("among", "job"), "number": fields.get("round", 0)}
-    position = fields if "steps" in fields else None
     try:
-        return value_of(_KINDS.get(kind, Alive), {**fields, "round": at, "position": position})
+        return value_of(_KINDS.get(kind, Alive), {**fields, "round": at})
     except ValueError:
         return Alive()
 

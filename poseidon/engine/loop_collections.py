@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.base.call_names import DISTRIBUTE, LEAVING, STEP
+from poseidon.base.call_names import DISTRIBUTE, LEAVING, STEP, LoopPosition
 from poseidon.engine.memory import is_failure
-from poseidon.engine.session import LoopPosition, TrainingSession
+from poseidon.engine.session import TrainingSession
 from poseidon.errors import UsageError, described
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
 from ps_server import PeerLeft, PeerLost, PeerUnreachable

@@ -9,8 +9,8 @@ Law: this file does no I/O and reads no clock. It knows neither the exchange nor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.engine.loop_table import (
     BETWEEN,
     ILLEGAL,
@@ -22,46 +22,6 @@ from poseidon.engine.loop_table import (
     table_of,
 )
 from poseidon.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopPosition:
-    """How far a worker's training loop has come.
-
-    Attributes:
-        steps: finished.
-        iterations: of the exchange, ended. There are more of them than steps where an optimizer's
-            step was left out after `average_gradients`.
-        collections: waits of the loop for all other workers, begun; without the waits of
-            `distribute` and of steps.
-        collection: the name of the call that is waiting now, such as `mean`, `settle` or
-            `DISTRIBUTE`; `STEP` while an iteration ends, then `MEANS` until its means are there; empty:
-            none.
-        raised: the exception with which this worker leaves its `with` block; empty: it has none.
-        loop: the number of the loop whose call this is; None: it waits for nobody, or a loop has
-            left out iterations that other workers have made, or it is a call of torch.distributed
-            after which others have begun.
-        loops: `iterations` of each loop of the process.
-    """
-
-    steps: int = 0
-    iterations: int = 0
-    collections: int = 0
-    collection: str = ""
-    raised: str = ""
-    loop: int | None = 0
-    loops: tuple[int, ...] = ()
-
-    def to_fields(self) -> dict[str, object]:
-        """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
-        return {
-            "steps": self.iterations,
-            "collections": self.collections,
-            "collection": self.collection,
-            "raised": self.raised,
-            "loop": self.loop,
-            "loops": list(self.loops),
-        }
 
 
 class TrainingSession:

@@ -15,11 +15,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from poseidon.base.call_names import OF_TORCH
+from poseidon.base.call_names import OF_TORCH, LoopPosition
 from poseidon.engine.logged_values import Value, check
 from poseidon.engine.memory import ScriptMemory, StartEnded, is_failure
 from poseidon.engine.random_streams import RandomStreams
-from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.snapshot_runs import Prefixes
 from poseidon.errors import JobError, described

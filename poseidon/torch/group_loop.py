@@ -24,12 +24,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from poseidon.base.call_names import DISTRIBUTE, LEAVING, MEANS, STEP, VALUES
+from poseidon.base.call_names import DISTRIBUTE, LEAVING, MEANS, STEP, VALUES, LoopPosition
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
 from poseidon.engine.memory import StopRequested
 from poseidon.engine.random_streams import RandomStreams
-from poseidon.engine.session import LoopPosition, TrainingSession
+from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.broadcast import Gather

@@ -18,9 +18,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.logged_values import Value, is_name
-from poseidon.engine.session import LoopPosition
 from poseidon.engine.work import NOTHING
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError

@@ -8,17 +8,18 @@ from typing import Any
 
 from torch import nn
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.logged_values import LoggedValues, Value
 from poseidon.engine.observation import Observation, combined_statistics
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.work import ProgressReporter, TrainingWork
 from poseidon.engine.worker_context import LoopJob, Observed
 from poseidon.exchange.exchange import Built
 from poseidon.exchange.observer import named_layers
 from poseidon.exchange.options import Scheme
+from ps_server.json_fields import fields_of
 from ps_server.trace import Tracer
 
 LOGGER = logging.getLogger("poseidon.torch.script")
@@ -92,7 +93,7 @@ class StartOfScript(LoopJob):
         self._on_opened()
 
     def progressed(self, position: LoopPosition) -> None:
-        self._launcher.heartbeat.facts.update(position.to_fields())
+        self._launcher.heartbeat.facts["position"] = fields_of(position)
         self._progress(position.steps)
         self._logged.send_copied()
         if position.iterations != self._iterations:

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.session import LoopPosition
+from poseidon.base.call_names import LoopPosition
 from poseidon.engine.snapshot_files import WrittenSnapshot
 from poseidon.engine.worker_context import LoopJob, WorkerContext
 from poseidon.exchange.exchange import Built, Exchange

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from poseidon.base.call_names import DISTRIBUTE, LEAVING, MEANS, OF_TORCH, STEP, VALUES
-from poseidon.cluster.events import ReportedPosition
+from poseidon.base.call_names import (
+    DISTRIBUTE,
+    LEAVING,
+    MEANS,
+    OF_TORCH,
+    STEP,
+    VALUES,
+    LoopPosition,
+)
 
 ENDING = (STEP, MEANS)
 OF_STEPS = ("", VALUES, *ENDING)
@@ -20,11 +27,11 @@ class LoopPositions:
     """The last position that each worker has reported."""
 
     def __init__(self) -> None:
-        self._positions: dict[int, ReportedPosition] = {}
-        self._ranks: dict[ReportedPosition, dict[int, None]] = {}
+        self._positions: dict[int, LoopPosition] = {}
+        self._ranks: dict[LoopPosition, dict[int, None]] = {}
         self._absent: int | None = None
 
-    def move(self, rank: int, position: ReportedPosition) -> str | None:
+    def move(self, rank: int, position: LoopPosition) -> str | None:
         """Take a position. Return a sentence about two workers that made different numbers of
         steps before a collection, or make the same call of different loops, or of which one has
         left with an exception, or as `end_without_joining`; or None.
@@ -75,21 +82,21 @@ class LoopPositions:
         return None
 
 
-def _reached(position: ReportedPosition) -> int:
-    return position.steps + (position.collection == STEP)
+def _reached(position: LoopPosition) -> int:
+    return position.iterations + (position.collection == STEP)
 
 
-def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
+def _passed_by(position: LoopPosition, other: LoopPosition) -> bool:
     """Return whether a worker waits for a worker that has continued without it."""
     return (
         position.collection not in OF_STEPS
         and not position.raised  # others may raise it after a later step
         and other.collections < position.collections
-        and _reached(other) > position.steps
+        and _reached(other) > position.iterations
     )
 
 
-def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bool:
+def _waits_for_raised(position: LoopPosition, other: LoopPosition) -> bool:
     """Return whether a worker waits in a call of torch.distributed that another worker does not
     make, because an exception has ended its `with` block. The exchange finds this for other calls.
     """
@@ -100,7 +107,7 @@ def _waits_for_raised(position: ReportedPosition, other: ReportedPosition) -> bo
     )
 
 
-def _awaits(position: ReportedPosition, other: ReportedPosition) -> bool:
+def _awaits(position: LoopPosition, other: LoopPosition) -> bool:
     """Return whether a worker waits for a call that a different worker has not begun."""
     loop, call = position.loop, position.collection
     if loop is None or position.raised or call in ("", STEP):
@@ -112,11 +119,11 @@ def _awaits(position: ReportedPosition, other: ReportedPosition) -> bool:
     return other.collections < position.collections
 
 
-def _ended(position: ReportedPosition, loop: int) -> int:
+def _ended(position: LoopPosition, loop: int) -> int:
     return position.loops[loop] if loop < len(position.loops) else 0
 
 
-def _are_apart(position: ReportedPosition, other: ReportedPosition) -> bool:
+def _are_apart(position: LoopPosition, other: LoopPosition) -> bool:
     """Return whether two workers wait for each other; or, after equally many steps and collections,
     end a step of different loops, or wait in collections of different loops.
     """
@@ -134,12 +141,12 @@ def _are_apart(position: ReportedPosition, other: ReportedPosition) -> bool:
     )
 
 
-def _apart(positions: Mapping[int, ReportedPosition]) -> str:
+def _apart(positions: Mapping[int, LoopPosition]) -> str:
     calls = [f"worker {rank} {_does(position)}" for rank, position in sorted(positions.items())]
     return f"{', and '.join(calls)}: all workers must make the same calls in the same order"
 
 
-def _does(position: ReportedPosition) -> str:
+def _does(position: LoopPosition) -> str:
     loop, call = position.loop or 0, position.collection
     if loop < 0 or call == DISTRIBUTE:
         return f"waits in {call}()"
@@ -151,19 +158,19 @@ def _does(position: ReportedPosition) -> str:
     return f"{does} of module {loop + 1}"
 
 
-def _left(rank: int, position: ReportedPosition, other: int, leaver: ReportedPosition) -> str:
+def _left(rank: int, position: LoopPosition, other: int, leaver: LoopPosition) -> str:
     return (
         f"worker {other}: {leaver.raised}; so it has left its `with` block, and worker {rank} waits "
-        f"for it in {position.collection}() after step {position.steps}"
+        f"for it in {position.collection}() after step {position.iterations}"
     )
 
 
-def _mismatch(rank: int, position: ReportedPosition, other: int, ahead: ReportedPosition) -> str:
+def _mismatch(rank: int, position: LoopPosition, other: int, ahead: LoopPosition) -> str:
     waits, must = f"in {position.collection}()", f"call {position.collection}()"
     if position.collection == LEAVING:
         waits, must = "at the end of its `with` block", "end it"
     return (
-        f"worker {rank} waits {waits} after step {position.steps}, but worker {other} has "
+        f"worker {rank} waits {waits} after step {position.iterations}, but worker {other} has "
         f"continued to step {_reached(ahead)}: all workers must {must} after the same number of "
         "steps"
     )

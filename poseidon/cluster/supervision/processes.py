@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from poseidon.cluster.events import Paused, ReportedPosition
+from poseidon.base.call_names import LoopPosition
+from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import ProcessName, Role
 
 
@@ -17,7 +18,7 @@ class ProcessState:
     name: ProcessName
     reported_s: float = 0.0
     moved_s: float | None = None
-    position: ReportedPosition | None = None
+    position: LoopPosition | None = None
     pid: int | None = None
     ready: bool = False
     iteration: int | None = None
@@ -68,7 +69,7 @@ class JobProcesses:
     def iteration(self) -> int:
         """The last iteration that any worker has reported."""
         reported = (worker.iteration or 0 for worker in self.workers)
-        beats = (worker.position.steps for worker in self.workers if worker.position)
+        beats = (worker.position.iterations for worker in self.workers if worker.position)
         return max(itertools.chain(reported, beats))
 
     def start(self, name: ProcessName, pid: int, now: float) -> ProcessState:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.cluster.events import (
     AddressRound,
     Alive,
@@ -18,7 +19,6 @@ from poseidon.cluster.events import (
     Paused,
     Progress,
     Ready,
-    ReportedPosition,
     Saved,
     decode_line,
     encode_command,
@@ -38,9 +38,9 @@ from poseidon.cluster.events import (
         ('{"event": "connecting", "round": 1, "among": 3}', Alive()),
         ('{"event": "ready"}', Ready()),
         ('{"event": "alive"}', Alive()),
-        ('{"event": "alive", "still_s": 1, "steps": 6, "collections": 2, "collection": "mean"}',
-         Alive(still_s=1.0, position=ReportedPosition(steps=6, collections=2, collection="mean"))),
-        ('{"event": "alive", "steps": 6, "collections": null, "collection": "mean"}', Alive()),
+        ('{"event": "alive", "still_s": 1, "position": {"iterations": 6, "collections": 2}}',
+         Alive(still_s=1.0, position=LoopPosition(iterations=6, collections=2))),
+        ('{"event": "alive", "position": {"iterations": 6, "collections": null}}', Alive()),
         ('{"event": "progress", "iteration": 12, "loss": NaN}', Progress(iteration=12)),
         ('{"event": "progress", "iteration": true}', Alive()),
         ('{"event": "progress", "iteration": 1.5}', Alive()),

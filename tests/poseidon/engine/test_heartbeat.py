@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.engine.heartbeat import HeartbeatSender, gpu_reading
-from poseidon.engine.session import LoopPosition
+from ps_server.json_fields import fields_of
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from poseidon.engine.session import LoopPosition
         {},
         {
             "most_lead": 2,
-            **LoopPosition(iterations=6, collections=2, collection="mean").to_fields(),
+            "position": fields_of(LoopPosition(iterations=6, collections=2, collection="mean")),
         },
     ],
 )

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.engine.loop_table import SENTENCES, Act, Applies, LoopEvent, State, table_of
-from poseidon.engine.session import LoopPosition, TrainingSession
+from poseidon.engine.session import TrainingSession
 from poseidon.errors import UsageError
 
 STEP = (LoopEvent.FORWARD, LoopEvent.BACKWARD, LoopEvent.PASS)

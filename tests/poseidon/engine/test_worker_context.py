@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.engine.memory import StopRequested
-from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import described
 from poseidon.exchange.membership import Membership

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
-from poseidon.engine.session import LoopPosition
+from poseidon.base.call_names import LoopPosition
 from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeKind
 from poseidon.torch.group import Group

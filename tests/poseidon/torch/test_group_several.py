@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import poseidon
+from poseidon.base.call_names import LoopPosition
 from poseidon.cluster.events import Alive, parse_event
 from poseidon.cluster.supervision.positions import LoopPositions
-from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import LoopJob, Loops, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
@@ -27,6 +28,7 @@ from poseidon.torch.group import Group
 from poseidon.torch.options import DistributeOptions
 from poseidon.torch.update_rules import SGD, UpdateRule
 from ps_server import PeerLost, SignalKind
+from ps_server.json_fields import fields_of
 from tests.support.cluster import job_addresses
 from tests.support.module_groups import BUILDING, RecordingJob, failures_of, member
 from tests.support.thread_streams import generator, streams_of_threads
@@ -274,7 +276,9 @@ def what_ends(run: Callable[[int, Gan, list[Group]], object], how: Callable[[Gan
 
         class NotingJob(LoopJob):
             def progressed(self, position: LoopPosition) -> None:
-                event = parse_event({"event": "alive", **position.to_fields()})
+                event = parse_event(
+                    {"event": "alive", "position": json.loads(json.dumps(fields_of(position)))}
+                )
                 assert isinstance(event, Alive)
                 assert event.position is not None
                 sentence = positions.move(rank, event.position)

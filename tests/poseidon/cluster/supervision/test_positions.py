@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from poseidon.cluster.events import ReportedPosition
+from poseidon.base.call_names import LoopPosition
 from poseidon.cluster.supervision.positions import LoopPositions
 
-WAITS = ReportedPosition(steps=6, collections=3, collection="mean")
+WAITS = LoopPosition(loop=None, iterations=6, collections=3, collection="mean")
 
 
-def moved(*positions: ReportedPosition) -> str | None:
+def moved(*positions: LoopPosition) -> str | None:
     """Return what is said once workers 0, 1, ... have reported these positions, in this order."""
     known = LoopPositions()
     sentences = [known.move(rank, position) for rank, position in enumerate(positions)]
@@ -24,28 +24,34 @@ def moved(*positions: ReportedPosition) -> str | None:
 @pytest.mark.parametrize(
     ("other", "never"),
     [
-        (ReportedPosition(steps=7, collections=2, collection=""), True),
-        (ReportedPosition(steps=9, collections=2, collection="settle"), True),
+        (LoopPosition(loop=None, iterations=7, collections=2, collection=""), True),
+        (LoopPosition(loop=None, iterations=9, collections=2, collection="settle"), True),
         (
-            ReportedPosition(steps=6, collections=2, collection="step"),
+            LoopPosition(loop=None, iterations=6, collections=2, collection="step"),
             True,
         ),  # its step needs the other's
-        (ReportedPosition(steps=5, collections=2, collection="step"), False),
-        (ReportedPosition(steps=6, collections=3, collection="step"), False),
-        (ReportedPosition(steps=6, collections=2, collection=""), False),  # not yet there
-        (ReportedPosition(steps=2, collections=2, collection=""), False),
-        (ReportedPosition(steps=6, collections=3, collection="mean"), False),  # has begun it
+        (LoopPosition(loop=None, iterations=5, collections=2, collection="step"), False),
+        (LoopPosition(loop=None, iterations=6, collections=3, collection="step"), False),
+        (
+            LoopPosition(loop=None, iterations=6, collections=2, collection=""),
+            False,
+        ),  # not yet there
+        (LoopPosition(loop=None, iterations=2, collections=2, collection=""), False),
+        (
+            LoopPosition(loop=None, iterations=6, collections=3, collection="mean"),
+            False,
+        ),  # has begun it
         # has passed it: the report of WAITS is old
-        (ReportedPosition(steps=7, collections=3, collection=""), False),
-        (ReportedPosition(steps=7, collections=4, collection="mean"), False),
+        (LoopPosition(loop=None, iterations=7, collections=3, collection=""), False),
+        (LoopPosition(loop=None, iterations=7, collections=4, collection="mean"), False),
     ],
 )
-def test_a_worker_waits_for_one_that_has_gone_on(other: ReportedPosition, never: bool) -> None:
+def test_a_worker_waits_for_one_that_has_gone_on(other: LoopPosition, never: bool) -> None:
     found = [moved(WAITS, other), moved(other, WAITS)]
     assert [sentence is not None for sentence in found] == [never, never]
 
 
-MEAN_OF_SECOND = ReportedPosition(steps=6, collections=3, collection="mean", loop=1)
+MEAN_OF_SECOND = LoopPosition(iterations=6, collections=3, collection="mean", loop=1)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +61,12 @@ MEAN_OF_SECOND = ReportedPosition(steps=6, collections=3, collection="mean", loo
         ({}, {"loop": 2, "collection": "save"}, True),
         ({"collection": "step"}, {"collection": "step", "loop": 0}, True),
         ({"collection": "means"}, {"collection": "means", "loop": 0}, True),
-        ({"collection": "means", "steps": 7}, {"collection": "step", "loop": 0}, True),
+        ({"collection": "means", "iterations": 7}, {"collection": "step", "loop": 0}, True),
         ({"collection": "means"}, {"collection": "step", "loop": 0}, False),
         ({}, {}, False),
         ({}, {"loop": None}, False),  # its iterations are not those of the others
         # the report of one is old
-        ({}, {"loop": 0, "steps": 5}, False),
+        ({}, {"loop": 0, "iterations": 5}, False),
         ({}, {"loop": 0, "collections": 2}, False),
         ({}, {"loop": 0, "collection": ""}, False),
         ({}, {"loop": 0, "collection": "step"}, False),
@@ -79,7 +85,7 @@ def test_two_workers_that_wait_in_calls_of_different_modules(
     assert [sentence is not None for sentence in found] == [never, never]
 
 
-OF_FIRST = ReportedPosition(steps=3, collections=2, collection="values", loop=0, loops=(2, 1))
+OF_FIRST = LoopPosition(iterations=3, collections=2, collection="values", loop=0, loops=(2, 1))
 OF_SECOND = replace(OF_FIRST, loop=1, loops=(1, 2))
 
 
@@ -92,7 +98,7 @@ OF_SECOND = replace(OF_FIRST, loop=1, loops=(1, 2))
         ({}, {"collection": "step"}, False),  # which may not wait
         ({}, {"loop": None}, False),
         ({}, {"loops": (2, 1)}, False),  # its values are on their way
-        ({}, {"loops": (2, 2), "steps": 4}, False),  # the report of the first is old
+        ({}, {"loops": (2, 2), "iterations": 4}, False),  # the report of the first is old
         ({}, {"collection": "distribute", "loops": (1, 1, 0), "loop": 2}, True),
         ({}, {"collection": "distribute", "loops": (2, 1, 0), "loop": 2}, False),
         (
@@ -132,7 +138,9 @@ def test_the_sentence_names_the_calls_and_modules_of_two_workers() -> None:
 
 
 def test_the_sentence_names_both_workers_and_steps() -> None:
-    assert moved(WAITS, WAITS, ReportedPosition(steps=7, collections=2, collection="")) == (
+    assert moved(
+        WAITS, WAITS, LoopPosition(loop=None, iterations=7, collections=2, collection="")
+    ) == (
         "worker 0 waits in mean() after step 6, but worker 2 has continued to step 7: "
         "all workers must call mean() "
         "after the same number of steps"
@@ -140,8 +148,10 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
 
 
 def test_of_many_that_wait_the_one_behind_is_named() -> None:
-    behind = ReportedPosition(steps=5, collections=WAITS.collections, collection=WAITS.collection)
-    other = ReportedPosition(steps=6, collections=WAITS.collections - 1, collection="")
+    behind = LoopPosition(
+        loop=None, iterations=5, collections=WAITS.collections, collection=WAITS.collection
+    )
+    other = LoopPosition(loop=None, iterations=6, collections=WAITS.collections - 1, collection="")
     sentence = moved(WAITS, WAITS, behind, other)
     assert sentence is not None
     assert sentence.startswith("worker 2 waits in mean() after step 5, but worker 3 has")
@@ -153,15 +163,21 @@ def test_a_single_position_does_not_mismatch() -> None:
 
 def test_only_the_last_position_of_a_worker_counts() -> None:
     known = LoopPositions()
-    assert known.move(0, ReportedPosition(steps=7, collections=2, collection="")) is None
-    assert known.move(0, ReportedPosition(steps=7, collections=3, collection="")) is None
+    assert (
+        known.move(0, LoopPosition(loop=None, iterations=7, collections=2, collection="")) is None
+    )
+    assert (
+        known.move(0, LoopPosition(loop=None, iterations=7, collections=3, collection="")) is None
+    )
     assert known.move(1, WAITS) is None
 
 
 def test_one_that_ends_without_joining() -> None:
     known = LoopPositions()
-    joining = ReportedPosition(steps=0, collections=0, collection="distribute")
-    assert known.move(0, ReportedPosition(steps=0, collections=0, collection="")) is None
+    joining = LoopPosition(loop=None, iterations=0, collections=0, collection="distribute")
+    assert (
+        known.move(0, LoopPosition(loop=None, iterations=0, collections=0, collection="")) is None
+    )
     assert known.end_without_joining(3) is None
     sentence = "worker 2 waits in distribute(), but worker 3 has ended without calling it: "
     found = known.move(2, joining)
@@ -177,7 +193,10 @@ def test_many_workers_at_few_positions_are_few_comparisons() -> None:
         for rank in range(2000):
             assert (
                 known.move(
-                    rank, ReportedPosition(steps=6, collections=collections, collection="mean")
+                    rank,
+                    LoopPosition(
+                        loop=None, iterations=6, collections=collections, collection="mean"
+                    ),
                 )
                 is None
             )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from poseidon.base.call_names import LoopPosition
 from poseidon.cluster.events import (
     AddressRound,
     Alive,
@@ -20,7 +21,6 @@ from poseidon.cluster.events import (
     Paused,
     Progress,
     Ready,
-    ReportedPosition,
     Saved,
 )
 from poseidon.cluster.job_plan import ProcessName, Role
@@ -510,10 +510,16 @@ def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
 
 def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -> None:
     job = Job().run()
-    job.hear(WORKER_1, Alive(position=ReportedPosition(steps=7, collections=0, collection="")))
+    job.hear(
+        WORKER_1,
+        Alive(position=LoopPosition(loop=None, iterations=7, collections=0, collection="")),
+    )
     job.hear(WORKER_0, Alive())
     assert job.state is JobState.RUNNING
-    job.hear(WORKER_0, Alive(position=ReportedPosition(steps=6, collections=1, collection="mean")))
+    job.hear(
+        WORKER_0,
+        Alive(position=LoopPosition(loop=None, iterations=6, collections=1, collection="mean")),
+    )
     assert job.state is JobState.FAILING
     assert job.error.startswith("worker 0 waits in mean() after step 6")
     assert not isinstance(job.machine.error, JobInterrupted)
@@ -526,7 +532,9 @@ def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(
     job = Job().run()
     waits = (
         WORKER_0,
-        Alive(position=ReportedPosition(steps=0, collections=0, collection="distribute")),
+        Alive(
+            position=LoopPosition(loop=None, iterations=0, collections=0, collection="distribute")
+        ),
     )
     events = [(WORKER_1, Done(joined=False)), waits]
     (name, event), last = events if ended_first else events[::-1]
@@ -542,7 +550,10 @@ def test_an_old_report_of_a_worker_that_waits_to_join_is_no_hang() -> None:
     """Worker 1 has joined and ended before the next heartbeat of worker 0."""
     job = Job().run()
     job.hear(
-        WORKER_0, Alive(position=ReportedPosition(steps=0, collections=0, collection="distribute"))
+        WORKER_0,
+        Alive(
+            position=LoopPosition(loop=None, iterations=0, collections=0, collection="distribute")
+        ),
     )
     job.hear(WORKER_1, Done())
     assert job.state is JobState.RUNNING
