@@ -166,7 +166,7 @@ class Solver:
         if resume_file is not None:
             self.restore(resume_file)
         self.step(max(0, settings.max_iter - self.iter))
-        if settings.snapshot_after_train and not (
+        if settings.param.snapshot_after_train and not (
             settings.snapshot and self.iter % settings.snapshot == 0
         ):
             self._snapshot_of_all()
@@ -241,7 +241,7 @@ class Solver:
             self._job.between()
         for net in self.nets:
             net.clear_param_diffs()
-        if self._test_is_due(first=settings.test_initialization):
+        if self._test_is_due(first=settings.param.test_initialization):
             self.test_all()
         for on_start, _ in self._callbacks:
             on_start()

@@ -38,7 +38,7 @@ class SolverLog:
 
     def restart(self) -> None:
         """Forget the losses."""
-        self._smoothed = SmoothedLoss(self._settings.average_loss)
+        self._smoothed = SmoothedLoss(self._settings.param.average_loss)
 
     def add(self, loss: float) -> None:
         """Add the loss of an iteration."""
@@ -87,7 +87,7 @@ class SolverLog:
                 elapsed_s=self._elapsed_s,
                 outputs=outputs,
                 loss=loss / param.test_iter[index] if param.test_compute_loss else None,
-                classes=classes if self._settings.show_per_class_result else (),
+                classes=classes if self._settings.param.show_per_class_result else (),
             )
         )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poseidon.caffe.proto.caffe_pb2 import SolverParameter
 from poseidon.caffe.proto.definition import SolverDefinition
@@ -30,56 +30,37 @@ class SolverSettings:
     """The validated settings of a solver.
 
     Attributes:
+        param: has what is used as it stands.
         max_iter: the number of iterations; >= 0.
         iter_size: the number of forward and backward passes whose gradients are accumulated for an
             update; >= 1.
         clip: the limit of the L2 norm of all gradients; None: no limit.
         rate: the learning rate as a function of the 0-based iteration.
         base_rule: the update rule without the multipliers of a tensor.
-        average_loss: the number of iterations whose losses are averaged for display; >= 1.
         display: the number of iterations between displayed losses; 0: never.
         test_interval: the number of iterations between tests; 0: never.
-        test_initialization: test before the first iteration, too.
         snapshot: the number of iterations between snapshots; 0: never.
-        snapshot_after_train: write a snapshot at the end.
-        snapshot_diff: write the diffs of blobs to models, too.
-        debug_info: log the mean absolute values of all blobs in displayed iterations.
         random_seed: the seed; None: a different seed in each run.
         ap_version: the average precision that tests compute of detections, one of
             AP_VERSIONS; None: outputs are averaged.
-        show_per_class_result: log the average precision of each class, too.
     """
 
+    param: SolverParameter
     max_iter: int
     iter_size: int
     clip: float | None
     rate: Callable[[int], float]
     base_rule: Rule
-    average_loss: int
     display: int
     test_interval: int
-    test_initialization: bool
     snapshot: int
-    snapshot_after_train: bool
-    snapshot_diff: bool
-    debug_info: bool
     random_seed: int | None
     ap_version: str | None = None
-    show_per_class_result: bool = False
 
     def rule(self, lr_mult: float, decay_mult: float) -> Rule:
         """Return the update rule of a tensor with these multipliers."""
         base = self.base_rule
-        return Rule(
-            kind=base.kind,
-            momentum=base.momentum,
-            momentum2=base.momentum2,
-            delta=base.delta,
-            rms_decay=base.rms_decay,
-            decay=base.decay * decay_mult,
-            regularization=base.regularization,
-            rate_factor=lr_mult,
-        )
+        return replace(base, decay=base.decay * decay_mult, rate_factor=lr_mult)
 
 
 EVAL_TYPES = ("classification", "detection")
@@ -106,22 +87,17 @@ def solver_settings(solver: SolverDefinition) -> SolverSettings:
         if getattr(param, name) not in legal:
             raise solver.error(name, f"is '{getattr(param, name)}', expected {', '.join(legal)}")
     return SolverSettings(
+        param=param,
         max_iter=max(param.max_iter, 0),
         iter_size=param.iter_size,
         clip=param.clip_gradients if param.clip_gradients > 0 else None,
         rate=rate_policy(solver),
         base_rule=_rule(solver),
-        average_loss=param.average_loss,
         display=abs(param.display),
         test_interval=abs(param.test_interval),
-        test_initialization=param.test_initialization,
         snapshot=abs(param.snapshot),
-        snapshot_after_train=param.snapshot_after_train,
-        snapshot_diff=param.snapshot_diff,
-        debug_info=param.debug_info,
         random_seed=param.random_seed if param.random_seed >= 0 else None,
         ap_version=param.ap_version if param.eval_type == "detection" else None,
-        show_per_class_result=param.show_per_class_result,
     )
 
 

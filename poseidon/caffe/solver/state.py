@@ -73,7 +73,7 @@ class SolverState:
         self._schemes = schemes
         self.tests_done = 0
         self.smoothed = {
-            nets.number: SmoothedLoss(replica.settings.average_loss) for nets in replica.nets
+            nets.number: SmoothedLoss(replica.settings.param.average_loss) for nets in replica.nets
         }
         self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
         self.tree = StateTree(replica.member)
@@ -164,7 +164,9 @@ class SolverState:
             restore(nets, state, batches=batches)
             if found.source.path is not None:
                 compare_computation(nets, state, found.source.path)
-            losses = SmoothedLoss(self._replica.settings.average_loss, tuple(state.smoothed_loss))
+            losses = SmoothedLoss(
+                self._replica.settings.param.average_loss, tuple(state.smoothed_loss)
+            )
             self.smoothed[nets.number] = losses
 
     def _write_tests_done(self, iterations: int) -> None:

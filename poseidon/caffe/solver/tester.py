@@ -152,7 +152,7 @@ class Tester:
         self._workers = replica.virtual_workers.count
         self._with_loss = replica.solver.param.test_compute_loss
         self._ap_version = replica.settings.ap_version
-        self._with_classes = replica.settings.show_per_class_result
+        self._with_classes = replica.settings.param.show_per_class_result
         if self._ap_version is not None:
             check_outputs(self._net, index)
         self._stop_wanted = stop_wanted

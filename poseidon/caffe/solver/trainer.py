@@ -224,7 +224,7 @@ class Trainer:
             if not (writes and self._snapshot(ends=False, last=False)):
                 self._keep_in_memory(memory)
         while self.iteration < solver.max_iter:
-            if self._test_is_due(first=solver.test_initialization) and not self._test():
+            if self._test_is_due(first=solver.param.test_initialization) and not self._test():
                 return True
             began_s = time.perf_counter()
             self._step()
@@ -265,14 +265,14 @@ class Trainer:
 
     def _step(self) -> None:
         solver, own_time = self._replica.settings, self._settings.own_time
-        if solver.snapshot_diff:
+        if solver.param.snapshot_diff:
             self._on(LoopEvent.SETTLE)
             self._checkpoint.before = self._replica.values()
         if own_time is not None:
             own_time.begin()
         iteration = self.iteration
         self._on(LoopEvent.FORWARD)
-        if solver.debug_info:
+        if solver.param.debug_info:
             self._replica.train.set_debug_info(
                 bool(solver.display) and iteration % solver.display == 0
             )
@@ -403,7 +403,7 @@ class Trainer:
         """Return whether a run that ends after this iteration writes a snapshot of it then, as
         Caffe does.
         """
-        return self._replica.settings.snapshot_after_train and not self._snapshot_is_due()
+        return self._replica.settings.param.snapshot_after_train and not self._snapshot_is_due()
 
     def _end(self, *, stopped: bool) -> None:
         solver = self._replica.settings

@@ -177,7 +177,7 @@ class SolverWork(TrainingWork[JobDocument]):
         )
         kept = self._kept() if document.rewind >= 0 else None
         state = self._read_state(replica, checkpoint) if document.rewind < 0 else None
-        if replica.settings.snapshot or replica.settings.snapshot_after_train:
+        if replica.settings.snapshot or replica.settings.param.snapshot_after_train:
             checkpoint.begin()
         start = max(document.rewind, 0) if state is None else state["iteration"]
         trace = self.open_trace()

@@ -34,10 +34,10 @@ def test_defaults_are_caffes() -> None:
     found = solver_settings(solver(BASE))
     assert found.base_rule.kind is RuleKind.SGD
     assert found.base_rule.regularization is Regularization.L2
-    assert (found.iter_size, found.clip, found.average_loss) == (1, None, 1)
+    assert (found.iter_size, found.clip, found.param.average_loss) == (1, None, 1)
     assert found.random_seed is None
-    assert found.snapshot_after_train
-    assert found.test_initialization
+    assert found.param.snapshot_after_train
+    assert found.param.test_initialization
 
 
 def test_multipliers_go_into_the_rule() -> None:
