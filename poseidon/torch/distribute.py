@@ -48,6 +48,7 @@ from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Choice = TypeVar("Choice", RunsOn, Buffers)
+How = UpdateRule | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 def distribute(
@@ -131,12 +132,7 @@ def distribute(
     return group
 
 
-def join(
-    module: nn.Module,
-    how: UpdateRule | torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    options: DistributeOptions,
-    context: WorkerContext,
-) -> Group:
+def join(module: nn.Module, how: How, options: DistributeOptions, context: WorkerContext) -> Group:
     """Distribute a module on a worker with a given context. See `distribute`."""
     if not isinstance(module, nn.Module):
         raise UsageError(
@@ -144,9 +140,7 @@ def join(
             "torch.nn.Module, such as nn.ModuleList([...]) of several"
         )
     member = _placed(context.member, options.virtual_workers)
-    member = replace(member, options=_compressed(member.options, options.compress))
-    member = replace(member, options=_with_local_steps(member, options))
-    context = replace(context, member=member)
+    member = replace(member, options=_exchange_of(member, how, options))
     inner = uncompiled(module)
     tables = plan_tables(inner, how, member.options)
     check_tables(tables, member, options.clip)
@@ -154,14 +148,15 @@ def join(
     tensors = module_tensors(inner, Buffers.OWN if shards else options.buffers, tables)
     if shards is not None:
         _check_shards(tensors, options)
-        tensors = replace(tensors, shards=shards, looked_up=frozenset())
-        context = replace(context, member=replace(member, divides=True))
+        tensors = replace(tensors, divided=shards, looked_up=frozenset())
+        member = replace(member, divides=True)
     # the layers of a compiled module do not run, so there are no factors to take
     elif inner is module:
         tensors = replace(tensors, rows=_rows(module, options))
-    update, context = _update_of(how, tensors, options, context)
-    check_norms(inner, context.member)
-    return Group(module, update, context)
+    context = replace(context, member=member)
+    update = _update_of(how, replace(tensors, entry=module, options=options, context=context))
+    check_norms(inner, member)
+    return Group(update)
 
 
 def _check_shards(tensors: ModuleTensors, options: DistributeOptions) -> None:
@@ -177,25 +172,15 @@ def _check_shards(tensors: ModuleTensors, options: DistributeOptions) -> None:
         )
 
 
-def _update_of(
-    how: UpdateRule | torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    tensors: ModuleTensors,
-    options: DistributeOptions,
-    context: WorkerContext,
-) -> tuple[GroupUpdate, WorkerContext]:
-    """Return what applies gradients, and the context with the exchange that it needs."""
+def _update_of(how: How, tensors: ModuleTensors) -> GroupUpdate:
+    """Return what applies gradients."""
     if isinstance(how, UpdateRule):
-        return RuleUpdate(how, tensors, options, context), context
-    if options.on is RunsOn.SHARDS and (optimizers := optimizers_of(how)):
-        context = _through_shards(context)
-        return ShardOptimizerUpdate(optimizers, tensors, options, context), context
+        return RuleUpdate(how, tensors)
+    if tensors.options.on is RunsOn.SHARDS and (optimizers := optimizers_of(how)):
+        return ShardOptimizerUpdate(optimizers, tensors)
     if isinstance(how, torch.optim.Optimizer):
-        exchange = context.member.options
-        if is_synchronous(how, options, exchange):
-            context = _with_options(context, exchange.without_local_steps)
-        elif exchange.local_steps:
-            return LocalOptimizerUpdate(how, tensors, options, context), context
-        return MeanOptimizerUpdate(how, tensors, options, context), context
+        has_rounds = tensors.context.member.options.local_steps > 0
+        return (LocalOptimizerUpdate if has_rounds else MeanOptimizerUpdate)(how, tensors)
     raise UsageError(
         f"distribute() was given a {type(how).__name__}; expected a rule such as "
         "poseidon.SGD(lr=0.1), a torch.optim optimizer, or several of one module with "
@@ -221,19 +206,23 @@ def _placed(member: Membership, count: int | None) -> Membership:
     return replace(member, virtual_workers=VirtualWorkers.spread(count, [1.0] * size))
 
 
-def _compressed(exchange: ExchangeOptions, compress: str) -> ExchangeOptions:
-    given = exchange.compress
+def _exchange_of(member: Membership, how: How, options: DistributeOptions) -> ExchangeOptions:
+    """Return the options with what the arguments ask for in place of the flags.
+
+    An optimizer on the shards has all gradients sent there, unless the job names an exchange: by
+    others the workers apply the rules themselves, and keep the state.
+    """
+    exchange, steps, outer = member.options, options.local_steps, options.outer
+    given, compress = exchange.compress, options.compress
     if given and compress not in ("", given):
         raise UsageError(
             f"distribute() has compress={compress!r} and the job --compress={given}; give one of "
             "them"
         )
-    return replace(exchange, compress=compress or given)
-
-
-def _with_local_steps(member: Membership, options: DistributeOptions) -> ExchangeOptions:
-    """Return the options with the local steps that the arguments ask for in place of the flags'."""
-    exchange, steps, outer = member.options, options.local_steps, options.outer
+    exchange = replace(exchange, compress=compress or given)
+    on_shards = options.on is RunsOn.SHARDS and not isinstance(how, UpdateRule)
+    if on_shards and exchange.kind is ExchangeKind.AUTO:
+        exchange = replace(exchange, kind=ExchangeKind.SERVER)
     if steps is None:
         steps = exchange.local_steps
     if not steps:
@@ -255,21 +244,9 @@ def _with_local_steps(member: Membership, options: DistributeOptions) -> Exchang
             quorum=outer.quorum,
             quorum_grace=float(outer.grace),
         )
-    return replace(exchange, local_steps=steps).of_workers(member.placed)
-
-
-def _with_options(context: WorkerContext, options: ExchangeOptions) -> WorkerContext:
-    return replace(context, member=replace(context.member, options=options))
-
-
-def _through_shards(context: WorkerContext) -> WorkerContext:
-    """Return the context with all gradients sent to the shards, unless the job names an exchange:
-    by others the workers apply the rules themselves, and keep the state.
-    """
-    options = context.member.options
-    if options.kind is not ExchangeKind.AUTO:
-        return context
-    return _with_options(context, replace(options, kind=ExchangeKind.SERVER))
+    exchange = replace(exchange, local_steps=steps).of_workers(member.placed)
+    is_plain = not on_shards and is_synchronous(how, options.clip, exchange)
+    return exchange.without_local_steps if is_plain else exchange
 
 
 def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, int]:

@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from torch import nn
-
 from poseidon.engine.exchange_leaves import ExchangeLeaves
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.alone import AloneRowTables
 from poseidon.exchange.base import ExchangeSettings
@@ -28,6 +25,7 @@ from poseidon.torch.reads import Reads
 from poseidon.torch.shards import call_before_gathering, copies_before_hooks, views_of_fsdp
 from poseidon.torch.tables.group import TableGroup
 from poseidon.torch.tables.link import Callbacks
+from poseidon.torch.tensors import GroupPlan
 from poseidon.torch.updates.update import Update
 from ps_server import ServerError
 
@@ -36,7 +34,6 @@ class ExchangedModule:
     """A module with an exchange of its own.
 
     Args:
-        entry: the module, or `torch.compile` of it.
         on_read: called with the index of a tensor that the script reads before its value has come.
             It calls `bring`, or raises.
 
@@ -47,22 +44,16 @@ class ExchangedModule:
 
     hooks: Hooks
 
-    def __init__(
-        self,
-        entry: nn.Module,
-        update: Update,
-        context: WorkerContext,
-        on_read: Callable[[int], None],
-    ) -> None:
-        self.module = uncompiled(entry)
-        self._kind, self._is_alone = type(self.module), context.worker.size == 1
-        self.plan = plan = update.plan
+    def __init__(self, plan: GroupPlan, on_read: Callable[[int], None]) -> None:
+        self.module = uncompiled(plan.entry)
+        self._kind, self._is_alone = type(self.module), plan.context.worker.size == 1
+        self.plan = plan
         held = [trained.tensor for trained in plan.tensors]
         if plan.shards:
             held += views_of_fsdp(self.module)
         self.reads = Reads(self.module, plan.values, on_read, held)
         settings = ExchangeSettings(clip=plan.options.clip)
-        self.observed = context.build(plan.tensors, settings, entry, plan.shards)
+        self.observed = plan.context.build(plan.tensors, settings, plan.entry, plan.shards)
         self.masters = Masters(plan.tensors, plan.sources)
         self.tables = TableGroup()
         self._removal = ExitStack()
@@ -112,9 +103,7 @@ class ExchangedModule:
 
     def put_hooks(
         self,
-        entry: nn.Module,
         update: Update,
-        context: WorkerContext,
         *,
         passes_left: Callable[[], int],
         on_forward: Callable[..., None],
@@ -131,6 +120,7 @@ class ExchangedModule:
             on_gradient: called when a backward pass has reached the module, or once more.
         """
         module, plan, client = self.module, self.plan, self.observed.built.client
+        entry, member = plan.entry, plan.context.member
         callbacks = Callbacks(
             on_forward=partial(on_forward, module),
             on_gradient=on_gradient,
@@ -138,7 +128,7 @@ class ExchangedModule:
             around_wait=lambda: self.exchange.observing(ObservedCall.GATHER),
         )
         rows = AloneRowTables() if client is None else client.rows
-        self.tables.open(plan.tables, rows, callbacks, root=context.worker.rank == 0)
+        self.tables.open(plan.tables, rows, callbacks, root=member.network.rank == 0)
         is_compiled, sources = entry is not module, set(plan.sources)
         trained = [source for source in plan.sources if source.requires_grad]
         with ExitStack() as removal:
@@ -153,7 +143,7 @@ class ExchangedModule:
                 plan.tensors,
                 self.exchange,
                 passes=plan.options.passes,
-                wait_free=context.member.options.wait_free,
+                wait_free=member.options.wait_free,
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
                 on_backward=on_gradient,

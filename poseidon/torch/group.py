@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from poseidon.engine.loop_table import LoopEvent, State
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.torch.group_checkpoints import GroupCheckpoints
 from poseidon.torch.group_loop import GroupLoop
@@ -33,9 +32,9 @@ Self = TypeVar("Self", bound="Group")
 class Group(GroupWorkers):
     """A module that all workers train together: steps, data, collectives and checkpoints."""
 
-    def __init__(self, module: nn.Module, update: GroupUpdate, context: WorkerContext) -> None:
-        self._context = context
-        self._loop = loop = GroupLoop(module, update, context)
+    def __init__(self, update: GroupUpdate) -> None:
+        self._context = update.plan.context
+        self._loop = loop = GroupLoop(update)
         try:
             update.attach(loop)
         except BaseException:

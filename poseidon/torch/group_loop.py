@@ -31,7 +31,6 @@ from poseidon.engine.memory import StopRequested
 from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.broadcast import Gather
 from poseidon.torch.exchanged_module import ExchangedModule
 from poseidon.torch.own_states import bring_rest, open_streams
@@ -40,20 +39,15 @@ from poseidon.torch.weights import BatchWeights
 
 
 class GroupLoop:
-    """Reports events of a module and a script to a session, and does its acts.
+    """Reports events of a module and a script to a session, and does its acts."""
 
-    Args:
-        entry: the module, or `torch.compile` of it.
-    """
-
-    def __init__(self, entry: nn.Module, update: Update, context: WorkerContext) -> None:
-        self.context = context
-        self.update = update
-        plan = update.plan
+    def __init__(self, update: Update) -> None:
+        self.update, plan = update, update.plan
+        self.context = context = plan.context
         worker, member, options = context.worker, context.member, context.member.options
         self.streams = RandomStreams(member.own, None, worker.device, divided=False)
         context.report(LoopPosition(collection=DISTRIBUTE))
-        self.exchanged = ExchangedModule(entry, update, context, self._on_read)
+        self.exchanged = ExchangedModule(plan, self._on_read)
         self.session = TrainingSession(
             update.applies,
             passes=plan.options.passes,
@@ -68,14 +62,14 @@ class GroupLoop:
         )
         self.tree = StateTree(member)
         self.weights = BatchWeights(self.tree.count)
-        self.check = update.replica_check(context, self.collections.gather)
+        self.check = update.replica_check(self.collections.gather)
         try:
-            self._open(entry)
+            self._open()
         except BaseException:
             self.on(LoopEvent.CLOSE)
             raise
 
-    def _open(self, entry: nn.Module) -> None:
+    def _open(self) -> None:
         context, worker, exchanged = self.context, self.context.worker, self.exchanged
         exchanged.open()
         if worker.size > 1:
@@ -84,9 +78,7 @@ class GroupLoop:
         self.streams = open_streams(context, self.collections)
         self.streams.groups.add(self)
         exchanged.put_hooks(
-            entry,
             self.update,
-            context,
             passes_left=lambda: self.update.plan.options.passes - self.session.passes,
             on_forward=self._on_forward,
             on_gradient=self._on_gradient,

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.exchange.device import Event, device_of
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import OfOneModule
 
 
@@ -74,8 +74,7 @@ class SentGradients:
         refusal: the sentence about gradients that have changed.
     """
 
-    def __init__(self, context: WorkerContext, refusal: str) -> None:
-        member = context.member
+    def __init__(self, member: Membership, refusal: str) -> None:
         # of an owner they are overwritten with the sum of its host's workers, and of several
         # virtual workers with their sum
         owns = member.local_workers > 1 and member.local_rank < member.planes

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained, local_of
 from poseidon.torch.masters import TYPES, as_float32
@@ -26,28 +27,39 @@ from poseidon.torch.shards import Shards
 from poseidon.torch.tables.plan import PlannedTable, users_of_parameters
 from poseidon.torch.update_rules import ShardRules
 from ps_server import Rule, RuleKind
+from ps_server.json_fields import fields_of
 
 RUNNING = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTensors:
-    """The tensors of a module by name.
+    """The tensors of a module by name, in one call of `distribute`.
 
     Attributes:
+        entry: the module, or `torch.compile` of it.
         exchanged: trained parameters and statistics, exchanged in every step in this order.
         rest: tensors that are broadcast once.
         looked_up: the weights of its embeddings.
         rows: rows of the factors of each weight that may travel as factors.
-        shards: how the parameters are divided among the workers of a host; None: they are not.
+        divided: how the parameters are divided among the workers of a host; None: they are not.
+        context: of the worker, with the exchange that `distribute` asks for.
     """
 
+    entry: nn.Module
     exchanged: dict[str, Tensor]
     rest: dict[str, Tensor]
     looked_up: Collection[Tensor] = frozenset()
     rows: Mapping[nn.Parameter, int] = field(default_factory=dict)
     tables: Sequence[PlannedTable] = ()
-    shards: Shards | None = None
+    divided: Shards | None = None
+    options: DistributeOptions = field(default_factory=DistributeOptions)
+    context: WorkerContext = field(default_factory=WorkerContext)
+
+    @property
+    def of_tables(self) -> set[nn.Parameter]:
+        """The weights of the row tables, of which this worker has a copy."""
+        return {parameter for table in self.tables for parameter in table.module.parameters()}
 
     def trained_by(self, wanted: Collection[Tensor]) -> ModuleTensors:
         """Return these tensors where only some parameters are trained: the others are broadcast
@@ -67,7 +79,6 @@ class ModuleTensors:
 
     def plan(
         self,
-        options: DistributeOptions,
         rules: ShardRules | None,
         held: Callable[[str], Tensor],
         *,
@@ -94,12 +105,13 @@ class ModuleTensors:
                 tensor=part,
                 rule=rule,
                 rate_index=rate_index,
-                factor_rows=rows * options.passes,
+                factor_rows=rows * self.options.passes,
                 looked_up=whole in self.looked_up and part.dtype is torch.float32,
             )
 
         here = {n: t for n, t in self.exchanged.items() if local_of(t).numel()}
         return GroupPlan(
+            **fields_of(self),
             tensors=[
                 trained(name, held(name))
                 if name in of_parameters
@@ -107,23 +119,18 @@ class ModuleTensors:
                 for name, tensor in here.items()
             ],
             sources=list(here.values()),
-            rest=self.rest,
-            options=options,
             sends_gradients=sends_gradients,
-            tables=self.tables,
-            shards=() if self.shards is None else self.shards.planes([*of_parameters], trained),
+            shards=() if self.divided is None else self.divided.planes([*of_parameters], trained),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
-    """The tensors that a group exchanges.
+class GroupPlan(ModuleTensors):
+    """What a group exchanges, and by what.
 
     Attributes:
         tensors: the tensors of the exchange.
         sources: the module's parameter or buffer behind each of them.
-        rest: tensors that are broadcast once, by name.
-        options: the arguments of `distribute`.
         sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this
             worker uses them.
         shards: of a module that is divided: the tensors of each plane, without values.
@@ -131,11 +138,8 @@ class GroupPlan:
 
     tensors: list[Trained]
     sources: list[Tensor]
-    rest: dict[str, Tensor]
-    options: DistributeOptions
-    sends_gradients: bool = True
-    tables: Sequence[PlannedTable] = ()
-    shards: Sequence[Sequence[Trained]] = ()
+    sends_gradients: bool
+    shards: Sequence[Sequence[Trained]]
 
     @property
     def values(self) -> dict[int, Tensor]:
@@ -149,11 +153,6 @@ class GroupPlan:
             or trained.rule.kind is not RuleKind.MEAN
             or trained.tensor is source
         }
-
-    @property
-    def rest_of_tables(self) -> set[nn.Parameter]:
-        """The weights of the row tables, of which this worker has a copy."""
-        return {parameter for table in self.tables for parameter in table.module.parameters()}
 
 
 def module_tensors(
@@ -179,8 +178,10 @@ def module_tensors(
             "the module has a DistributedDataParallel, which averages gradients itself; give "
             "distribute() the module within it, or use `poseidon run --ddp` without distribute()"
         )
-    found = ModuleTensors(exchanged={}, rest={}, looked_up=looked_up(module), tables=tables)
-    of_tables = {parameter for table in tables for parameter in table.module.parameters()}
+    found = ModuleTensors(
+        entry=module, exchanged={}, rest={}, looked_up=looked_up(module), tables=tables
+    )
+    of_tables = found.of_tables
     seen: set[Tensor] = set()
     for name, tensor, statistics in _tensors(module):
         if tensor in seen:

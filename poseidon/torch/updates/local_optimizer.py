@@ -23,14 +23,12 @@ from torch import Tensor
 from poseidon.base.call_names import STEP
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, first, mapped, on_host
 from poseidon.engine.loop_table import Applies, LoopEvent
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.exchange.device import device_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.divided_states import leaf_of_named, leaf_of_parts, of_optimizer, parts, whole
 from poseidon.torch.group_loop import GroupLoop
-from poseidon.torch.options import DistributeOptions
 from poseidon.torch.own_states import OwnOptimizerStates
 from poseidon.torch.shards import sum_over_host
 from poseidon.torch.tensors import ModuleTensors
@@ -39,16 +37,14 @@ from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.rules import clip_factor, norm_limit, plain_sum, sum_of_squares
 
 
-def is_synchronous(
-    optimizer: torch.optim.Optimizer, options: DistributeOptions, exchange: ExchangeOptions
-) -> bool:
-    """Return whether local steps of this optimizer are synchronous training
+def is_synchronous(how: object, clip: float | None, exchange: ExchangeOptions) -> bool:
+    """Return whether local steps of an optimizer are synchronous training
     (`poseidon.exchange.rounds.local_steps`).
     """
     return (
-        type(optimizer) is torch.optim.SGD
-        and all(group["momentum"] == 0 for group in optimizer.param_groups)
-        and options.clip is None
+        type(how) is torch.optim.SGD
+        and all(group["momentum"] == 0 for group in how.param_groups)
+        and clip is None
         and exchange.one_plain_step
     )
 
@@ -58,15 +54,9 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
 
     applies = Applies.ROUNDS
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        tensors: ModuleTensors,
-        options: DistributeOptions,
-        context: WorkerContext,
-    ) -> None:
-        super().__init__(optimizer, context)
-        own = replace(self._own_tensors(tensors), rows={}, looked_up=frozenset())
+    def __init__(self, optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> None:
+        super().__init__(optimizer, tensors)
+        own = replace(self._tensors, rows={}, looked_up=frozenset())
         exchanged = own.exchanged
         coarse = next((n for n, t in exchanged.items() if t.dtype is not torch.float32), None)
         if coarse is not None:
@@ -76,9 +66,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             )
         self._named = exchanged
         self._parameters = [*own.trained.values()]
-        self.plan = own.plan(
-            options, None, lambda name: local_of(exchanged[name]), sends_gradients=False
-        )
+        self.plan = own.plan(None, lambda name: local_of(exchanged[name]), sends_gradients=False)
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from poseidon.engine.leaf import Leaf, LeafStage, on_host
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.optimizer_rules import OptimizerRules
-from poseidon.torch.options import DistributeOptions
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.rule import RuleUpdate
 
@@ -65,8 +63,7 @@ def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensor
             f"{len(strange)} of the optimizer's {len(found)} parameters are not the module's; "
             "expected one module that holds all of them"
         )
-    of_tables = {parameter for table in tensors.tables for parameter in table.module.parameters()}
-    if not found & {*tensors.exchanged.values(), *of_tables}:
+    if not found & {*tensors.exchanged.values(), *tensors.of_tables}:
         raise UsageError("the optimizer has no parameter that requires a gradient")
     return found
 
@@ -107,13 +104,7 @@ class ShardOptimizerUpdate(RuleUpdate):
         optimizers: one or more, of some or all of the module's parameters.
     """
 
-    def __init__(
-        self,
-        optimizers: Sequence[Optimizer],
-        tensors: ModuleTensors,
-        options: DistributeOptions,
-        context: WorkerContext,
-    ) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], tensors: ModuleTensors) -> None:
         wanted = set()
         for optimizer in optimizers:
             check_closure(optimizer)
@@ -124,7 +115,7 @@ class ShardOptimizerUpdate(RuleUpdate):
         self._stepped: list[Optimizer] = []
         """The optimizers whose `step` was called for the step that has ended last."""
         self._begun_rates: tuple[float, ...] = ()
-        super().__init__(OptimizerRules(optimizers, names), tensors, options, context)
+        super().__init__(OptimizerRules(optimizers, names), tensors)
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)

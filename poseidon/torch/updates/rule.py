@@ -11,14 +11,12 @@ from torch._C import DisableTorchFunctionSubclass
 
 from poseidon.engine.leaf import Leaf, LeafStage
 from poseidon.engine.loop_table import Applies, LoopEvent, State
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import local_of
 from poseidon.torch.divided_states import leaf_of_named
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.masters import under_a_rule
 from poseidon.torch.module_watch import SentGradients
-from poseidon.torch.options import DistributeOptions
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.update_rules import ShardRules
 from poseidon.torch.updates.group_update import GroupUpdate
@@ -36,14 +34,9 @@ class RuleUpdate(GroupUpdate):
 
     applies = Applies.SHARDS
 
-    def __init__(
-        self,
-        rules: ShardRules,
-        tensors: ModuleTensors,
-        options: DistributeOptions,
-        context: WorkerContext,
-    ) -> None:
-        trained, shards = tensors.trained, tensors.shards
+    def __init__(self, rules: ShardRules, tensors: ModuleTensors) -> None:
+        trained, shards = tensors.trained, tensors.divided
+        member = tensors.context.member
         rules.check_groups([*trained, *(table.spec.name for table in tensors.tables)])
         for name, parameter in trained.items():
             if shards is not None and rules.server_rule(name, parameter.shape).matrix is not None:
@@ -59,18 +52,16 @@ class RuleUpdate(GroupUpdate):
         self.label = rules.label
         self._rules = rules
         self._set_rate: float | None = None
-        self._sent = SentGradients(context, SCALED)
+        self._sent = SentGradients(member, SCALED)
 
         # of its data: a value from the shards does not count as a change by the script (`check_begin`)
         parts = {name: local_of(parameter).data for name, parameter in trained.items()}
-        self.plan = tensors.plan(
-            options, rules, lambda name: under_a_rule(parts[name], context.member)
-        )
+        self.plan = tensors.plan(rules, lambda name: under_a_rule(parts[name], member))
         _check_apart(parts)
         self._trained = trained
         self._of_parameters = {i for i, t in enumerate(self.plan.tensors) if not t.statistics}
         self._known: list[tuple[int, int]] = []
-        self._has_rule = {id(p) for p in (*trained.values(), *self.plan.rest_of_tables)}
+        self._has_rule = {id(p) for p in (*trained.values(), *tensors.of_tables)}
 
     @property
     def lr(self) -> float:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from poseidon.engine.leaf import Leaf
 from poseidon.engine.loop_table import Applies
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.broadcast import Gather
 from poseidon.exchange.hooks import Sender
 from poseidon.exchange.options import OnDivergence
@@ -67,17 +66,18 @@ class Update(Sender, ABC):
     def replicated(self) -> Mapping[str, Tensor]:
         """Return the live tensors that are equal on all replicas, by name."""
 
-    def replica_check(self, context: WorkerContext, gather: Gather) -> ReplicaCheck:
+    def replica_check(self, gather: Gather) -> ReplicaCheck:
         """Return what compares the replicas; where the module is divided, those of a plane."""
-        options, ranks = context.member.options, tuple(range(context.worker.size))
+        member = self.plan.context.member
+        options, ranks = member.options, tuple(range(member.network.size))
         if self.plan.shards:  # a part of one plane cannot be mended by all workers together
             options = replace(options, on_divergence=OnDivergence.STOP)
-            ranks = context.member.plane_ranks
+            ranks = member.plane_ranks
         return ReplicaCheck(
             options,
             state=self.replicated,
             collect=lambda payload: [*map(gather(payload).__getitem__, ranks)],
-            rank=context.worker.rank,
+            rank=member.network.rank,
             ranks=ranks,
         )
 

@@ -21,13 +21,11 @@ from torch import Tensor, nn
 from poseidon.base.call_names import STEP
 from poseidon.engine.leaf import Found, Leaf, LeafStage
 from poseidon.engine.loop_table import Applies, LoopEvent, State
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import like_shard, local_of
 from poseidon.torch.divided_states import of_optimizer, shared_leaf
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.module_watch import SentGradients
-from poseidon.torch.options import DistributeOptions
 from poseidon.torch.tensors import ModuleTensors
 from poseidon.torch.updates.group_update import GroupUpdate
 from poseidon.torch.updates.optimizer import (
@@ -53,26 +51,22 @@ class WorkerOptimizerUpdate(GroupUpdate):
         optimizer: of some or all of the module's parameters.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, context: WorkerContext) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> None:
         check_closure(optimizer)
         let_be_hooked(optimizer)
-        if context.member.options.staleness and not context.member.options.local_steps:
+        exchange = tensors.context.member.options
+        if exchange.staleness and not exchange.local_steps:
             raise UsageError(
                 "a torch.optim optimizer on the workers needs --staleness=0, not "
-                f"{context.member.options.staleness}; or use a rule such as poseidon.SGD"
+                f"{exchange.staleness}; or use a rule such as poseidon.SGD"
             )
         self.optimizer = optimizer
         self.label = f"torch.optim.{type(optimizer).__name__}"
         self._rates_at_first: list[Any] = []
         """The rates of the parameter groups at the end of an iteration's first turn."""
-        self._own_parameters: set[Tensor] = set()
-        """The parameters that it trains, also those of which this worker has no row."""
-
-    def _own_tensors(self, tensors: ModuleTensors) -> ModuleTensors:
-        """Return the tensors of which only the optimizer's parameters are trained."""
-        own = tensors.trained_by(exchanged_parameters(self.optimizer, tensors))
-        self._own_parameters = {*own.trained.values()}
-        return own
+        self._tensors = tensors.trained_by(exchanged_parameters(optimizer, tensors))
+        """Of which only the optimizer's parameters are trained."""
+        self._trains = {*self._tensors.trained.values(), *tensors.of_tables}
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
@@ -131,8 +125,9 @@ class WorkerOptimizerUpdate(GroupUpdate):
 
     def _check_trained(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train parameters that are not exchanged: they would differ between workers."""
-        known = self._own_parameters | self.plan.rest_of_tables
-        own = (p for group in optimizer.param_groups for p in group["params"] if p not in known)
+        own = (
+            p for group in optimizer.param_groups for p in group["params"] if p not in self._trains
+        )
         moved = (p for p, version in self._versions.items() if p._version != version)
         for parameter in (*own, *moved):
             if parameter.requires_grad and parameter.grad is not None:
@@ -158,29 +153,22 @@ class WorkerOptimizerUpdate(GroupUpdate):
 class MeanOptimizerUpdate(WorkerOptimizerUpdate):
     """An optimizer on mean gradients. See `Update`."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        tensors: ModuleTensors,
-        options: DistributeOptions,
-        context: WorkerContext,
-    ) -> None:
-        super().__init__(optimizer, context)
-        self.applies = Applies.TURNS if context.member.takes_turns else Applies.WORKERS
+    def __init__(self, optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> None:
+        super().__init__(optimizer, tensors)
+        member, trained = tensors.context.member, self._tensors.trained
+        self.applies = Applies.TURNS if member.takes_turns else Applies.WORKERS
         self._means: dict[nn.Parameter, nn.Parameter] = {}
         self._are_means_in_place = False
         self._has_left = False
         """Whether the optimizer's step under way has only ended a turn."""
-        self._sent = SentGradients(context, UNSCALED)
-        tensors = self._own_tensors(tensors)
-        trained = tensors.trained
+        self._sent = SentGradients(member, UNSCALED)
 
         def new_mean(name: str) -> Tensor:
             mean = nn.Parameter(_copy(trained[name]), requires_grad=False)
             self._means[trained[name]] = mean
             return mean
 
-        self.plan = tensors.plan(options, None, new_mean)
+        self.plan = self._tensors.plan(None, new_mean)
 
     def attach(self, loop: GroupLoop) -> None:
         self._take_first()

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.carrier import RuledTensor
@@ -26,6 +25,7 @@ from poseidon.exchange.factors.rebuilding import Rebuilding
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.host.memory import HostMemory
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeKind
 from poseidon.exchange.server import tables
 from poseidon.exchange.server.table import ServerTable
@@ -535,7 +535,7 @@ def test_what_a_device_holds_back_is_a_part_of_the_state() -> None:
 def test_a_changed_gradient_is_refused_without_a_wait() -> None:
     with simulated_devices(1, 3) as (device,):
         parameter = torch.nn.Parameter(torch.ones(3, device=device.torch))
-        sent = SentGradients(WorkerContext(), "the gradients have changed")
+        sent = SentGradients(Membership(), "the gradients have changed")
         (parameter * 2).sum().backward()
         sent.note([parameter])
         assert parameter.grad is not None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.torch.module_watch import OutputWatch, SentGradients
@@ -57,17 +55,17 @@ def test_what_is_heard_of(module: nn.Module, backward: Pass, noticed: int) -> No
 REFUSAL = "they have left"
 
 
-def noted(context: WorkerContext) -> tuple[SentGradients, list[nn.Parameter]]:
+def noted(member: Membership) -> tuple[SentGradients, list[nn.Parameter]]:
     parameters = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
     for parameter in parameters[1:]:
         parameter.grad = torch.tensor([1.0, float("nan"), 2.0])
-    sent = SentGradients(context, REFUSAL)
+    sent = SentGradients(member, REFUSAL)
     sent.note(parameters)
     return sent, parameters
 
 
 def test_what_stays_is_accepted_nan_too_and_then_forgotten() -> None:
-    sent, parameters = noted(WorkerContext())
+    sent, parameters = noted(Membership())
     sent.check()
     parameters[1].grad.data.mul_(2)  # type: ignore[union-attr]
     sent.check()
@@ -75,7 +73,7 @@ def test_what_stays_is_accepted_nan_too_and_then_forgotten() -> None:
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_what_changes_unseen_is_refused_unless_forgotten(forgets: bool) -> None:
-    sent, parameters = noted(WorkerContext())
+    sent, parameters = noted(Membership())
     parameters[1].grad.data.mul_(2)  # type: ignore[union-attr]
     if forgets:
         sent.forget()
@@ -85,10 +83,9 @@ def test_what_changes_unseen_is_refused_unless_forgotten(forgets: bool) -> None:
             sent.check()
 
 
-def of_host(rank: int) -> WorkerContext:
+def of_host(rank: int) -> Membership:
     """A worker of hosts with two workers and one: there is one plane."""
-    member = Membership(network=Network(rank=rank, size=3), hosts=(2, 1))
-    return replace(WorkerContext(), member=member)
+    return Membership(network=Network(rank=rank, size=3), hosts=(2, 1))
 
 
 def test_the_gradients_of_an_owner_may_change() -> None:
