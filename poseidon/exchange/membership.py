@@ -57,11 +57,7 @@ class Membership:
     options: ExchangeOptions = DEFAULT_OPTIONS
 
     def __post_init__(self) -> None:
-        if self.hosts and (min(self.hosts) < 1 or sum(self.hosts) != self.network.size):
-            raise SpecError(
-                f"hosts are {self.hosts!r:.60}; expected {self.network.size} workers in all, and "
-                "one or more on each host"
-            )
+        seats_of(self.hosts, self.network.size)  # which refuses others
         if self.shards < 0:
             raise SpecError(f"shards is {self.shards}; expected 0 or more")
 

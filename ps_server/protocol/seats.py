@@ -42,7 +42,6 @@ class Seats:
             Seat(host, local, hosts[host], len(hosts), rank)
             for rank, (host, local) in enumerate(places)
         )
-        self._rank_of = {seat[:2]: seat.rank for seat in self._of_rank}
         self._members: list[list[int]] = [[] for _ in range(max(hosts))]
         for seat in self._of_rank:
             self._members[seat.local_rank].append(seat.rank)
@@ -51,17 +50,6 @@ class Seats:
         """Return the seat of a worker."""
         return self._of_rank[rank]
 
-    def rank_of(self, host: int, local: int) -> int:
-        """Return the worker of a seat.
-
-        Raises:
-            SpecError: there is none.
-        """
-        rank = self._rank_of.get((host, local))
-        if rank is None:
-            raise SpecError(f"host {host} has no worker with local rank {local}")
-        return rank
-
     def members(self, local: int) -> Sequence[int]:
         """Return the workers with a local rank, by host: of all hosts if it is a plane's."""
         return self._members[local]
@@ -69,5 +57,14 @@ class Seats:
 
 @cache
 def seats_of(hosts: tuple[int, ...], workers: int) -> Seats:
-    """Return the seats of so many workers; without hosts, each has its own."""
+    """Return the seats of so many workers; without hosts, each has its own.
+
+    Raises:
+        SpecError: the hosts have other numbers of workers.
+    """
+    if hosts and (min(hosts) < 1 or sum(hosts) != workers):
+        raise SpecError(
+            f"hosts are {hosts!r:.60}; expected {workers} workers in all, and one or more on each "
+            "host"
+        )
     return Seats(hosts or (1,) * workers)

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ps_server.errors import SpecError
-from ps_server.protocol.seats import Seat, seats_of
+from ps_server.protocol.seats import Seats, seats_of
 from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 
 if TYPE_CHECKING:
@@ -425,11 +425,7 @@ class StoreSpec:
         self._check_quorum()
 
     def _check_planes(self) -> None:
-        if self.hosts and (min(self.hosts) < 1 or sum(self.hosts) != self.workers):
-            raise SpecError(
-                f"hosts are {self.hosts}; expected {self.workers} workers in all, and one or more "
-                "on each host"
-            )
+        seats_of(self.hosts, self.workers)  # which refuses others
         other = next((table for table in self.tables if not 0 <= table.plane < self.planes), None)
         if other is not None:
             raise SpecError(
@@ -492,21 +488,10 @@ class StoreSpec:
         """The number of planes: the workers that every host has."""
         return min(self.hosts, default=1)
 
-    def seat(self, rank: int) -> Seat:
-        """Return the seat of a worker."""
-        return seats_of(self.hosts, self.workers).of(rank)
-
-    def rank_of(self, host: int, plane: int) -> int:
-        """Return the worker of a plane on a host.
-
-        Raises:
-            SpecError: the host has no such worker.
-        """
-        return seats_of(self.hosts, self.workers).rank_of(host, plane)
-
-    def members(self, local: int) -> Sequence[int]:
-        """Return the workers with a local rank, by host. Those of a plane own its tables."""
-        return seats_of(self.hosts, self.workers).members(local)
+    @property
+    def seats(self) -> Seats:
+        """The seats of the workers. The members of a plane own its tables."""
+        return seats_of(self.hosts, self.workers)
 
     @property
     def placed(self) -> VirtualWorkers:

@@ -96,7 +96,7 @@ class OpenStore:
         self.early: dict[int, list[m.ToWorker]] = {}
         """Messages for workers that have not."""
         self.begun = False
-        planes = [store.members(plane) for plane in range(store.planes)]
+        planes = [store.seats.members(plane) for plane in range(store.planes)]
         self.clocks = [VectorClock(workers, store.start_clock) for workers in planes]
         """Of each plane."""
         self.outside = OutsideNorms(store.outside_norm, store.start_clock)
@@ -251,7 +251,7 @@ class Shard:
             )
         if not self._of_group:
             for local in range(max(store.hosts, default=1)):
-                members = store.members(local)
+                members = store.seats.members(local)
                 self._of_group.update(dict.fromkeys(members, ShardCollections(members)))
         self.present = OpenStore(store, self.index)
         self._generation += 1
@@ -305,7 +305,7 @@ class Shard:
             yield self.members.to(0, m.PartialNorm(cell.clock, sums))
 
     def _outside_norm(self, rank: int, norm: m.OutsideNorm) -> Iterator[Outgoing]:
-        seat = self.present.store.seat(rank)
+        seat = self.present.store.seats.of(rank)
         if self.index != 0 or rank == 0 or seat.host != 0 or seat.local_rank != norm.plane:
             raise RemoteProtocolError(
                 f"worker {rank} adds to the norm for plane {norm.plane}; only workers of host 0 "
@@ -329,7 +329,7 @@ class Shard:
             yield from self._apply(cell, factor, cell.workers)
         if passes_on:
             for plane in store.outside_norm:
-                others = (other for other in store.members(plane) if other != 0)
+                others = (other for other in store.seats.members(plane) if other != 0)
                 yield from self._pass_on(others, norm)
 
     def _apply(self, cell: Cell, factor: float, ranks: Iterable[int]) -> Iterator[Outgoing]:
@@ -438,7 +438,7 @@ class Shard:
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
         store = self.present.store
-        plane = store.seat(rank).local_rank
+        plane = store.seats.of(rank).local_rank
         if plane >= store.planes:
             raise RemoteProtocolError(
                 f"worker {rank} ends iteration {tick.clock}, and no table is of its plane {plane}"
@@ -466,7 +466,7 @@ class Shard:
             else:
                 yield from self._answer_waiting(cell, slowest)
         if push:
-            yield from self.members.to_each(store.members(plane), m.Fresh(slowest))
+            yield from self.members.to_each(store.seats.members(plane), m.Fresh(slowest))
 
     def _get(self, rank: int, get: m.Get) -> Iterator[Outgoing]:
         cell = self._own_cell(rank, get.table, get.chunk)

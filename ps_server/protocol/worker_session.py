@@ -80,7 +80,7 @@ class Session:
                 "tables with clocks of their own have staleness 0 and no limit on a common norm"
             )
         self._table_clocks = table_clocks
-        self.seat = store.seat(rank)
+        self.seat = store.seats.of(rank)
         self.own_tables = tuple(
             table for table, spec in enumerate(store.tables) if spec.plane == self.seat.local_rank
         )
@@ -88,7 +88,7 @@ class Session:
         self.store = store
         self.clock = store.start_clock
         self.signals = WorkerSignals(rank)
-        members = len(store.members(self.seat.local_rank))
+        members = len(store.seats.members(self.seat.local_rank))
         self.collections = {
             True: WorkerCollections(store.workers),
             False: WorkerCollections(members, whole=False),

@@ -15,7 +15,7 @@ def store(plane: int = 0, **settings: object) -> StoreSpec:
 
 def test_ranks_go_host_by_host_and_planes_across_hosts() -> None:
     spec = store(hosts=(3, 2, 1))
-    assert [spec.seat(rank) for rank in range(6)] == [
+    assert [spec.seats.of(rank) for rank in range(6)] == [
         Seat(0, 0, 3, 3, 0),
         Seat(0, 1, 3, 3, 1),
         Seat(0, 2, 3, 3, 2),
@@ -23,25 +23,19 @@ def test_ranks_go_host_by_host_and_planes_across_hosts() -> None:
         Seat(1, 1, 2, 3, 4),
         Seat(2, 0, 1, 3, 5),
     ]
-    assert [list(spec.members(local)) for local in range(3)] == [[0, 3, 5], [1, 4], [2]]
+    assert [list(spec.seats.members(local)) for local in range(3)] == [[0, 3, 5], [1, 4], [2]]
     assert (spec.host_count, spec.planes) == (3, 1)
-    assert all(spec.rank_of(*spec.seat(rank)[:2]) == rank for rank in range(6))
     assert spec.placed == VirtualWorkers.one_each(3)
 
 
 @pytest.mark.parametrize("hosts", [(), (1,) * 6])
 def test_without_hosts_each_worker_has_its_own(hosts: tuple[int, ...]) -> None:
     spec = store(hosts=hosts)
-    assert [spec.seat(rank) for rank in range(6)] == [
+    assert [spec.seats.of(rank) for rank in range(6)] == [
         Seat(rank, 0, 1, 6, rank) for rank in range(6)
     ]
-    assert list(spec.members(0)) == list(range(6))
+    assert list(spec.seats.members(0)) == list(range(6))
     assert (spec.host_count, spec.planes) == (6, 1)
-
-
-def test_a_seat_that_nobody_has_is_an_error() -> None:
-    with pytest.raises(SpecError, match="host 1 has no worker with local rank 2"):
-        store(hosts=(4, 2)).rank_of(1, 2)
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,10 @@ def trained(spec: StoreSpec, seed: int, *, outside: Sequence[Sequence[float]] = 
         for step in range(STEPS):
             for index, value in own.items():
                 client.read(index, value)
-            if client.host == 0 and spec.seat(rank).local_rank in spec.outside_norm:
-                client.add_norm(step, outside[spec.seat(rank).local_rank])
+            if client.host == 0 and spec.seats.of(rank).local_rank in spec.outside_norm:
+                client.add_norm(step, outside[spec.seats.of(rank).local_rank])
             push_all(client, spec, step)
-            if spec.seat(rank).local_rank in spec.outside_norm:
+            if spec.seats.of(rank).local_rank in spec.outside_norm:
                 norms[rank].append(client.total_norm(step))
         for index, value in own.items():
             client.read(index, value)
@@ -191,7 +191,7 @@ def test_collections_of_all_and_of_planes_have_no_common_order(seed: int) -> Non
 
     def work(client: Client, rank: int) -> None:
         client.start(lambda index: [np.zeros(spec.tables[index].size, np.float32)])
-        local = spec.seat(rank).local_rank
+        local = spec.seats.of(rank).local_rank
         kinds = [True, False] * 4 if (rank + local) % 2 else [False] * 4 + [True] * 4
         numbers = {True: 0, False: 0}
         started = []
@@ -241,7 +241,7 @@ def test_a_store_is_renewed_and_a_trial_replaced_by_all_planes() -> None:
     def work(client: Client, rank: int) -> None:
         client.start(lambda index: [np.zeros(trial.tables[index].size, np.float32)])
         for step in range(
-            1 + 3 * spec.seat(rank).local_rank
+            1 + 3 * spec.seats.of(rank).local_rank
         ):  # planes end their trials at any time
             for index in client.own_tables:
                 size = trial.tables[index].size

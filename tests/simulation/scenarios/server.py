@@ -336,7 +336,7 @@ class _Training:
             raise Violation(f"worker {self._rank} has other bits in iteration {clock}")
 
     def _check_counts(self, clock: int, bound: int) -> None:
-        others = self._store.members(self._seat.local_rank)
+        others = self._store.seats.members(self._seat.local_rank)
         for table in self._tables:
             counts = self._values[table].reshape(-1, len(others))
             for host, other in enumerate(others):
@@ -424,7 +424,7 @@ class _Training:
                 )
 
     def _gather(self, iteration: int) -> Waits:
-        members = self._store.members(self._seat.local_rank)
+        members = self._store.seats.members(self._seat.local_rank)
         for whole, ranks in ((False, members), (True, range(self._store.workers))):
             own = b"%d of %d" % (iteration, self._rank)
             found = yield from self._worker.gather(own, whole=whole)
