@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -66,16 +65,10 @@ class Budget:
         return 0.0 if self._saved > 0 else (1.0 - self._saved) / self._rate
 
 
-class Withheld(NamedTuple):
+@dataclass(slots=True)
+class Withheld:
     """The changes of one chunk, added up: of iterations `first` to `first + iterations - 1`."""
 
-    first: int
-    iterations: int
-    array: Array
-
-
-@dataclass(slots=True)
-class _Queued:
     first: int
     iterations: int
     array: Array
@@ -93,7 +86,7 @@ class ChangeLog:
 
     def __init__(self, megabits_per_s: float, now_s: float) -> None:
         self._budget = Budget(megabits_per_s, now_s)
-        self._entries: dict[Key, _Queued] = {}
+        self._entries: dict[Key, Withheld] = {}
         self._values: dict[Key, float] = {}
 
     def add(self, key: Key, iteration: int, array: Array) -> None:
@@ -103,7 +96,7 @@ class ChangeLog:
         """
         entry = self._entries.get(key)
         if entry is None:
-            self._entries[key] = _Queued(iteration, 1, array, _squares(array))
+            self._entries[key] = Withheld(iteration, 1, array, _squares(array))
             return
         entry.iterations += 1
         entry.array = entry.array + array
@@ -138,7 +131,7 @@ class ChangeLog:
         """Take the changes of a chunk, which leave now."""
         entry = self._entries.pop(key)
         self._budget.spend(entry.array.nbytes)
-        return Withheld(entry.first, entry.iterations, entry.array)
+        return entry
 
     def wait_s(self, now_s: float) -> float | None:
         """Return the seconds until something more may leave; None when nothing is held back."""

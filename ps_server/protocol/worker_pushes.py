@@ -154,7 +154,8 @@ class SentChanges:
         return [m.Addressed(shard, m.Clock(each)) for each in clocks for shard in self._shards]
 
     def _send(self, key: Key, log: ChangeLog) -> m.Addressed:
-        first, count, array = log.take(key)
+        taken = log.take(key)
+        first, count, array = taken.first, taken.iterations, taken.array
         copy = self._copies[key[0]][key[1]]
         copy.held.append(Held(array, count))
         copy.sent = first + count
