@@ -330,10 +330,8 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
         tensors,
         anchors,
         settings,
-        options,
+        replace(member, options=options),
         delayed=delayed,
-        rank=network.rank,
-        own=member.own,
         # where workers of a host have shards, each has its own of the first host's
         reads_outer=member.host == 0 if arguments.shards else built.exchange.control.root,
         quorum=_rounds_of_quorum(built, network.size) if options.quorum else None,

@@ -54,6 +54,7 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.quorum import QuorumRounds, RoundControl
@@ -180,7 +181,8 @@ class RoundsCarrier(GradientCarrier):
         anchors: made by `anchors_of`.
         settings: common to all tensors. The limit on the gradients' norm is for this worker's own
             gradients.
-        options: steps of a round, fragments, delay and mix, and the outer rate.
+        member: of the job; its options have the steps of a round, fragments, delay and mix, and the
+            outer rate.
         delayed: number of workers that exchange these tensors, where the first of them adds the
             outer momentum (`DelayedMomentum`); 0: the outer rule has it.
         reads_outer: whether this worker is the first of them: it reads the outer histories for
@@ -200,18 +202,16 @@ class RoundsCarrier(GradientCarrier):
         tensors: Sequence[Trained],
         anchors: Sequence[Trained],
         settings: ExchangeSettings,
-        options: ExchangeOptions,
+        member: Membership,
         *,
         delayed: int = 0,
-        rank: int = 0,
-        own: range = range(1),
         reads_outer: bool = True,
         quorum: QuorumRounds | None = None,
     ) -> None:
         self.indices = range(len(tensors))
         self._outer = outer
-        self._options = options
-        self._inner = InnerWorkers(tensors, settings, count=len(own))
+        self._options = options = member.options
+        self._inner = InnerWorkers(tensors, settings, count=len(member.own))
         steps, is_awaited = options.local_steps, self._inner.by_caller and not delayed
         parts = fragments_of([t.tensor.numel() for t in tensors], options.sync_fragments)
         self._fragments = [
@@ -220,7 +220,7 @@ class RoundsCarrier(GradientCarrier):
         ]
         of_each = (fragment for fragment in self._fragments for _ in fragment.indices)
         self._tensors = [
-            AnchoredTensor(anchor, fragment, keeps=len(own) == 1)
+            AnchoredTensor(anchor, fragment, keeps=len(member.own) == 1)
             for anchor, fragment in zip(anchors, of_each, strict=True)
         ]
         self._started = False  # whether an iteration of the outer exchange has
@@ -241,8 +241,7 @@ class RoundsCarrier(GradientCarrier):
             self._inner.histories,
             outer.state,
             anchors,
-            rank=rank,
-            own=own,
+            member,
             outer_histories=self._momentum.histories if self._momentum else outer_histories,
             outer_arrays=2 if delayed else 1,
             barrier=None if quorum is None else lambda: outer.control.all_gather(b""),

@@ -26,6 +26,7 @@ from poseidon.exchange.carrier import (
     UnitedState,
 )
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
 from ps_server.rules import clip_factor
@@ -117,8 +118,7 @@ class RoundsState(UnitedState):
         inner: the histories of the rules of each virtual worker of this process; none where an
             optimizer of the caller keeps them.
         anchors: the tensors of the outer exchange.
-        rank: of this worker in the job.
-        own: its virtual workers.
+        member: of the job.
         outer_arrays: the most arrays of a tensor's outer history.
         outer_histories: returns the outer histories; None where this worker does not read them:
             rank 0 does.
@@ -131,9 +131,8 @@ class RoundsState(UnitedState):
         inner: Sequence[LocalHistories],
         outer: CarrierState,
         anchors: Sequence[Trained],
+        member: Membership,
         *,
-        rank: int,
-        own: range,
         outer_histories: Callable[[], Mapping[int, History]] | None,
         outer_arrays: int = 1,
         barrier: Callable[[], object] | None = None,
@@ -143,8 +142,7 @@ class RoundsState(UnitedState):
         self._barrier = barrier
         self._inner = inner
         self._anchors = anchors
-        self._rank = rank
-        self._own = own
+        self._rank, self._own = member.network.rank, member.own
         self._given: Mapping[str, Array] = {}
         first = inner[0].of
         self._counts = [len(first[i].history) if i in first else 0 for i in range(len(anchors))]

@@ -9,9 +9,10 @@ import pytest
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from poseidon.exchange.rounds.local_steps import RoundsCarrier, anchors_of, outer_rule
-from ps_server import Rule, RuleKind
+from ps_server import Network, Rule, RuleKind
 from tests.poseidon.exchange.allreduce.test_carrier import allreduce
 from tests.poseidon.exchange.server.test_placed import pooled
 from tests.poseidon.exchange.test_exchange_contract import server
@@ -33,9 +34,8 @@ def rounds(outer: AbstractContextManager[Make]) -> Iterator[Make]:
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             anchors = anchors_of(tensors, outer_rule(ONE_STEP))
             between = inner(rank, anchors, ExchangeSettings(start_clock=settings.start_clock))
-            carrier = RoundsCarrier(
-                between, tensors, anchors, settings, ONE_STEP, rank=rank, own=range(rank, rank + 1)
-            )
+            member = Membership(network=Network(rank=rank, size=rank + 1), options=ONE_STEP)
+            carrier = RoundsCarrier(between, tensors, anchors, settings, member)
             return Exchange([carrier], carrier.control, settings)
 
         yield make
