@@ -26,14 +26,19 @@ class Coming(Generic[T]):
 
     @classmethod
     def guarded(
-        cls, monitor: Monitor, take: Callable[[], T | None], otherwise: str = NOT_COMPLETE
+        cls,
+        monitor: Monitor,
+        take: Callable[[], T | None],
+        otherwise: str = NOT_COMPLETE,
+        hangs: Callable[[], str] | None = None,
     ) -> Coming[T]:
         """Return what other threads complete.
 
         Args:
             monitor: guards their state; what ends its waits ends those for this.
             take: called under the monitor; hands it out once it is all here, and only once.
-            otherwise: the beginning of the sentence that is raised when it does not come in time.
+            otherwise, hangs: of the sentence that is raised when it does not come in time; see
+                `Monitor.wait_for`.
         """
         found: T | None = None
 
@@ -45,7 +50,7 @@ class Coming(Generic[T]):
                     monitor.check()
                 return found
 
-        return cls(poll, lambda: monitor.wait_for(poll, otherwise))
+        return cls(poll, lambda: monitor.wait_for(poll, otherwise, hangs=hangs))
 
 
 Collection = Coming[tuple[bytes, ...]]

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 from poseidon.exchange.peers import Gatherings, Peers
 from ps_server import (
@@ -208,7 +207,7 @@ class LinksControl(JobControl):
     to iteration t (`host/carrier.py` has the rest of the proof).
     """
 
-    def __init__(self, peers: Peers[Any], *, ranks: Sequence[int] = ()) -> None:
+    def __init__(self, peers: Peers, *, ranks: Sequence[int] = ()) -> None:
         super().__init__(root=peers.rank == 0, ranks=ranks)
         self._peers = peers
         self._collections = Gatherings(peers, "Gather", partial(peers.check_left, -1))

@@ -22,16 +22,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgpack
 
-from poseidon.exchange.host.links import HostLinks
 from poseidon.exchange.worker_links import FIRST, LAST, VERSION, WorkerLinks, read_header
 from ps_server import Collection, PeerLeft, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
-from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames
 
@@ -42,64 +40,52 @@ the sender is put before its text.
 """
 
 
-L = TypeVar("L", bound=WorkerLinks | HostLinks)
-"""Connections: over a network, or within a host."""
-
-
-class Peers(Generic[L]):
-    """The other workers of a network, or of a plane.
+class Peers:
+    """The other workers of a network, of a host, or of a plane.
 
     Args:
-        network: who the workers are.
-        connect: makes the connections, from the monitor and what receives messages.
+        network: who the workers are; `links.connect` follows.
+        name: of the thread of their connections.
+        link, on_sent, near: see `WorkerLinks`.
 
     Attributes:
         rank: of this worker among them.
         size: how many they are, with this worker.
         others: the ranks of the others, in the order in which messages for all are sent.
         monitor: guards what is to be sent and what receivers change; it fails with the connections.
+        finished: the iterations of those that have sent their last message, by rank of the network.
     """
 
     def __init__(
-        self, network: Network, connect: Callable[[Monitor, Callable[[int, Frames], None]], L]
+        self,
+        network: Network,
+        name: str = "sums",
+        *,
+        link: LinkPriority | None = None,
+        on_sent: Callable[[int, int, int], None] | None = None,
+        near: bool = False,
     ) -> None:
         self.timeout_s = network.timeout_s
         self._network = network
         self.monitor = network.new_monitor(
             closed="the connections to the other workers are closed", hangs=""
         )
-        self.links = connect(self.monitor, self._receive)
+        self.links = WorkerLinks(
+            network,
+            f"{name}-{network.rank}",
+            monitor=self.monitor,
+            receive=self._receive,
+            link=link,
+            on_sent=on_sent,
+            near=near,
+        )
         self._receivers: dict[str, tuple[int | None, Receive]] = {}
-        self._finished: dict[int, int] = {}
+        self.finished: dict[int, int] = {}
         self._suffix = ""
         self._take_ranks(range(network.size), network.rank)
         self.on("Finished", 1, self._note_finished)
 
-    @staticmethod
-    def over_network(
-        network: Network,
-        name: str = "sums",
-        *,
-        link: LinkPriority | None = None,
-        on_sent: Callable[[int, int, int], None] | None = None,
-    ) -> Peers[WorkerLinks]:
-        """Return the connections to all others of a network; `links.connect` follows.
-
-        Args:
-            name: of their thread.
-            link: see `WorkerLinks`.
-            on_sent: the same.
-        """
-
-        def connect(monitor: Monitor, receive: Callable[[int, Frames], None]) -> WorkerLinks:
-            thread = f"{name}-{network.rank}"
-            return WorkerLinks(
-                network, thread, monitor=monitor, receive=receive, link=link, on_sent=on_sent
-            )
-
-        return Peers(network, connect)
-
-    def among(self, ranks: Sequence[int]) -> Peers[L]:
+    def among(self, ranks: Sequence[int]) -> Peers:
         """Return some of these workers, over the same connections, with ranks of their own and
         kinds of messages of their own.
 
@@ -118,9 +104,8 @@ class Peers(Generic[L]):
         self._places = {linked: place for place, linked in enumerate(ranks)}
 
     def neighbours(self) -> list[int]:
-        """Return the ranks of the others on this machine, over a network, once connected."""
-        near = self.links.neighbours() if isinstance(self.links, WorkerLinks) else ()
-        return [self._places[linked] for linked in near if linked in self._places]
+        """Return the ranks of the others on this machine, once connected."""
+        return [self._places[n] for n in self.links.neighbours() if n in self._places]
 
     def names(self, ranks: Iterable[int]) -> str:
         """Return the names of some of these workers in messages; empty: none."""
@@ -185,7 +170,7 @@ class Peers(Generic[L]):
             PeerLeft: names the first such worker.
         """
         for linked in sorted(self.links.left):
-            finished = self._finished.get(linked, 0)
+            finished = self.finished.get(linked, 0)
             if finished <= iteration or self._places.get(linked) in of:
                 own = self._network.rank_of(self._ranks[self.rank])
                 raise PeerLeft(self._network.rank_of(linked), finished, rank=own)
@@ -199,12 +184,16 @@ class Peers(Generic[L]):
 
         return fail
 
-    def close(self, iterations: int) -> None:
-        """Leave after so many iterations. Safe to call twice."""
+    def finish(self, iterations: int) -> None:
+        """Send the last message, after so many iterations."""
         with self.monitor, contextlib.suppress(ServerError):
             if self.links.others:
                 header = msgpack.packb([VERSION, "Finished", iterations])
                 self.links.send(self.links.others, LAST, [header, b""])
+
+    def close(self, iterations: int) -> None:
+        """Leave after so many iterations. Safe to call twice."""
+        self.finish(iterations)
         self.links.close()
 
     def _receive(self, sender: int, frames: Frames) -> None:
@@ -223,7 +212,7 @@ class Peers(Generic[L]):
                 raise RemoteProtocolError("a peer sent something that is not a message of a worker")
 
     def _note_finished(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
-        self._finished[sender] = fields[0]
+        self.finished[sender] = fields[0]
 
 
 class Gatherings:
@@ -236,7 +225,7 @@ class Gatherings:
     """
 
     def __init__(
-        self, peers: Peers[Any], kind: str, check_left: Callable[[Sequence[int]], None]
+        self, peers: Peers, kind: str, check_left: Callable[[Sequence[int]], None]
     ) -> None:
         self._peers = peers
         self._kind = kind
@@ -266,16 +255,21 @@ class Gatherings:
             del self.payloads[number]
             return Collection(lambda: (), lambda: ())
 
+        found = self.payloads[number]
+
+        def missing() -> list[int]:
+            return [rank for rank in range(peers.size) if rank not in found]
+
         def take() -> tuple[bytes, ...] | None:
-            found = self.payloads[number]
-            missing = [rank for rank in range(peers.size) if rank not in found]
-            if missing:
-                self._check_left(missing)
+            if ranks := missing():
+                self._check_left(ranks)
                 return None
             del self.payloads[number]
             return tuple(found[rank] for rank in range(peers.size))
 
-        return Collection.guarded(peers.monitor, take)
+        return Collection.guarded(
+            peers.monitor, take, hangs=lambda: f"; missing: {peers.names(missing())}"
+        )
 
     def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         (number,) = fields

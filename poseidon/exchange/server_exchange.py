@@ -251,7 +251,7 @@ def through_server(
                 {index: layout.tensors[index] for index in sorted(by_allreduce)},
                 settings,
                 member=member,
-                peers=Peers.over_network(member.network),
+                peers=Peers(member.network),
                 control=of_plane,
                 norms=norms,
             )
@@ -310,7 +310,7 @@ def build_allreduce(arguments: BuildArguments) -> Built:
     over the same connections, which are those of all workers.
     """
     member, job, part = arguments.member, arguments.job, arguments.own
-    peers = Peers.over_network(job.network)
+    peers = Peers(job.network)
     members, control = peers, LinksControl(peers)
     of_plane = control
     if job.shares_hosts:

@@ -1,16 +1,18 @@
 """The connections of a worker to all others: one thread that moves messages between queues and
-sockets.
+the sockets of a `Wire`: ZeroMQ's between hosts, Unix sockets within one (`host/unix_wire.py`).
 
     header   [VERSION, "Join", rank, token]        the first message of a connection
              [VERSION, "Leave"]                    the last one: its connection may end now
     message  two frames, of the owner's protocol; where another sender waits for the link, an empty
              third one, which the transport begins only when the kernel has all of the second one:
              an encrypted frame counts as sent from its beginning
+             [VERSION, "Failed"] sentence          within a host: why its sender cannot continue
 
 Each worker listens on an address of its own and is connected to every other's. A message for all is
 sent in the order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law: a
 `Join` with the job's secret is the first message of a peer; a message that is not valid is dropped
-and counted, and changes nothing.
+and counted, and changes nothing. Within a host, where peers are processes of this user alone, it
+ends the connections.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ class SendQueues:
     """What one worker sends to all others.
 
     Args:
-        network, monitor, link, on_sent: see `WorkerLinks`.
+        network, monitor, link, on_sent, near: see `WorkerLinks`.
 
     Attributes:
         others: the ranks of the other workers, in the order in which messages for all are sent.
@@ -129,22 +131,31 @@ class SendQueues:
         monitor: Monitor,
         link: LinkPriority | None,
         on_sent: Callable[[int, int, int], None] | None,
+        *,
+        near: bool,
     ) -> None:
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         self.boxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
+        self._peers = {rank: peer for peer, rank in enumerate(self.others)}
         limit = network.connect_limit([network.name(rank) for rank in self.others])
         self.wire = network.wire or ZmqWire(limit)
         self._monitor = monitor
         self._link = link
         self._on_sent = on_sent
+        self._near = near
         self._blocked: Retries[int] = Retries()
         self._numbers = count()
         self.flushes = 0
         self.all_left = True
 
     def put(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
-        """Queue a message for some others. Under the monitor, once there are connections."""
+        """Queue a message for some others, or send it. Under the monitor, once there are
+        connections.
+        """
         for rank in ranks:
+            if self._near:
+                self.end.send(self._peers[rank], frames)
+                continue
             message = QueuedMessage(priority, next(self._numbers), frames)
             heapq.heappush(self.boxes[rank], message)
 
@@ -166,6 +177,10 @@ class SendQueues:
         Args:
             lost: peers whose connections are lost.
         """
+        if self._near:  # also after a failure: it is said
+            return (
+                0 if self._monitor.interrupted else sum(map(self.end.unsent, self._peers.values()))
+            )
         for peer, (rank, box) in enumerate(self.boxes.items()):
             if peer in lost:
                 box.clear()  # ZeroMQ would keep it for a peer that comes back
@@ -180,6 +195,8 @@ class SendQueues:
         Args:
             unsent: messages that have not left this host.
         """
+        if self._near:
+            return POLL_S
         wait_s = min(POLL_S, self._blocked.wait_s(self.wire.now()))
         is_awaited = self._monitor.closed or self._link is not None or self.flushes
         return min(wait_s, LOOK_S) if unsent and is_awaited else wait_s
@@ -230,6 +247,7 @@ class WorkerLinks:
             other sender waits for it.
         on_sent: called when a message has left its queue, with its priority, the receiver, and when
             its sending began, in nanoseconds.
+        near: whether all are on this host: messages leave in `send`, in their order.
     """
 
     def __init__(
@@ -241,6 +259,7 @@ class WorkerLinks:
         receive: Callable[[int, Frames], None],
         link: LinkPriority | None = None,
         on_sent: Callable[[int, int, int], None] | None = None,
+        near: bool = False,
     ) -> None:
         self.dropped = 0
         self.left: set[int] = set()
@@ -248,7 +267,8 @@ class WorkerLinks:
         self._network = network
         self._monitor = monitor
         self._deliver = receive
-        self._out = SendQueues(network, monitor, link, on_sent)
+        self._near = near
+        self._out = SendQueues(network, monitor, link, on_sent, near=near)
         self.others = self._out.others
         """The ranks of the other workers, in the order in which messages for all are sent."""
         self._listening = self._out.wire.listen(network.host, network.keys)
@@ -322,8 +342,11 @@ class WorkerLinks:
                 self._out.flushes -= 1
 
     def fail(self, error: ServerError) -> None:
-        """Make every waiting and later call raise `error`."""
+        """Make every waiting and later call raise `error`; within a host, on all workers."""
         with self._monitor:
+            if self._near and not (self._monitor.failure or self._monitor.closed):
+                reason = str(error).encode(errors="backslashreplace")
+                self._out.put(self.others, LAST, [msgpack.packb([VERSION, "Failed"]), reason])
             self._monitor.fail(error)
             self._out.free()
 
@@ -403,11 +426,12 @@ class WorkerLinks:
             lost_s = now - self._lost_s.setdefault(rank, now)
             # whether all workers that have not left may still be connected to this one
             all_stand = self._listening.connections >= len(self.others) - len(self.left)
-            if lost_s >= (LATE_S if all_stand else LEAVE_S):
-                raise PeerLost(
-                    f"{self._network.name(self._network.rank)} lost "
-                    f"{self._out.end.describe_loss(peer)} ({self._network.name(rank)})"
-                )
+            if lost_s < (0.0 if self._near else LATE_S if all_stand else LEAVE_S):
+                continue
+            own, other = self._network.name(self._network.rank), self._network.name(rank)
+            if self._near:
+                raise PeerLost(f"{other}, on this machine, has gone")
+            raise PeerLost(f"{own} lost {self._out.end.describe_loss(peer)} ({other})")
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._listening.receive(timeout_s)
@@ -418,6 +442,8 @@ class WorkerLinks:
                 try:
                     self._handle(peer, frames)
                 except RemoteProtocolError:
+                    if self._near:
+                        raise
                     self.dropped += 1
             self._monitor.notify()
 
@@ -439,7 +465,10 @@ class WorkerLinks:
                 if not hmac.compare_digest(token, self._network.token):
                     raise RemoteProtocolError("a peer's token is not this job's")
                 if rank not in self.others or rank in self._ranks.values():
-                    raise RemoteProtocolError(f"a peer joins as worker {rank}")
+                    raise RemoteProtocolError(
+                        f"a peer joins {self._network.name(self._network.rank)} with rank {rank}; "
+                        f"expected one of {len(self.others) + 1} workers, each once"
+                    )
                 self._ranks[peer] = rank
                 self._listening.known(peer)
                 if len(self._ranks) == len(self.others):

@@ -11,7 +11,7 @@ from typing import Any
 from poseidon.exchange import serial_executor, worker_links
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import rebuilding
-from poseidon.exchange.host import links, state
+from poseidon.exchange.host import state, unix_wire
 from poseidon.exchange.observer import TransitTimes
 from ps_server import monitor, pump
 from ps_server.errors import ServerError, as_server_error
@@ -103,23 +103,25 @@ def stand_ins(
         assert end is not None
         return _LoopThread(primitives, process, moved.steps, moved._monitor.fail, [end])
 
-    def links_thread(target: Any, **_: object) -> _LoopThread:
+    def links_thread(target: Any, **_: object) -> Any:
         moved = target.__self__
         wire = moved._out.wire
+        if isinstance(wire, unix_wire.UnixWire):
+            return primitives.threading.Thread(target=target)
         return _LoopThread(
             primitives, primitives.current, moved.steps, moved.fail, [wire.listening, wire.sending]
         )
 
     clock, now_ns = primitives.world.clock, primitives.time.perf_counter_ns
-    threaded = (monitor, rebuilding, links, state, serial_executor)
+    threaded = (monitor, rebuilding, unix_wire, state, serial_executor)
     return [
         *((module, "threading", primitives.threading) for module in threaded),
-        *((module, "time", primitives.time) for module in (monitor, links)),
+        *((module, "time", primitives.time) for module in (monitor, unix_wire)),
         (serial_executor, "queue", primitives.queue),
         (pump, "threading", SimpleNamespace(Thread=pump_thread)),
         (worker_links, "threading", SimpleNamespace(Thread=links_thread)),
-        (links, "socket", UnixSockets(primitives)),
-        (links, "selectors", SimulatedSelectors(primitives)),
+        (unix_wire, "socket", UnixSockets(primitives)),
+        (unix_wire, "selectors", SimulatedSelectors(primitives)),
         (
             Exchange.__init__,
             "__kwdefaults__",

@@ -157,7 +157,7 @@ class SimulatedSocket:
     @property
     def is_readable(self) -> bool:
         """Whether `recv` does not wait."""
-        return bool(self._inbox) or self._ended or self._shut
+        return bool(self._inbox or self._waiting) or self._ended or self._shut
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """See `socket.socket`."""

@@ -16,7 +16,7 @@ Found as races, by vector clocks of the streams and of the host:
   the host reads too early is NaN.)
 
 A device can lend memory to another one, which stands for a GPU of another process of the host.
-Between the two nothing orders work but messages of `HostLinks` and `Mesh`: the receiver knows to be done what
+Between the two nothing orders work but messages of a host's `WorkerLinks` and of `Mesh`: the receiver knows to be done what
 the sender's host knew when it sent.
 
 Not simulated: random numbers of the device, and what NCCL and cuDNN do.
@@ -34,7 +34,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -46,7 +46,6 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.device import KINDS, Device, Event
-from poseidon.exchange.host.links import HostLinks
 from poseidon.exchange.worker_links import WorkerLinks
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server.transport.base import Frames
@@ -635,39 +634,37 @@ def _messages_with_clocks() -> Iterator[None]:
     """Let each message between the workers of a host bring what the sender's host knows."""
     carried: defaultdict[tuple[str, int, int], deque[dict[int, int]]] = defaultdict(deque)
     """By host, sender and receiver. Messages keep their order."""
-    send, handle = HostLinks._send, HostLinks._handle
+    of_meshes: defaultdict[tuple[int, int], deque[dict[int, int]]] = defaultdict(deque)
+    send, handle, receive = WorkerLinks.send, WorkerLinks._handle, Mesh._receive
 
-    def device(links: HostLinks, rank: int) -> SimulatedDevice | None:
+    def device(links: WorkerLinks, rank: int) -> SimulatedDevice | None:
         return DEVICES.get(links._network.rank_of(rank))
 
-    def note(links: HostLinks, ranks: Iterable[int]) -> None:
-        own = device(links, links._network.rank)
-        for rank in ranks:
-            clock = own.knows() if own is not None else {}
-            carried[links._address, links._network.rank, rank].append(clock)
+    def host_of(links: WorkerLinks) -> str:
+        return links.address.rpartition("-")[0]
 
-    def learn(links: HostLinks, sender: int) -> None:
-        own = device(links, links._network.rank)
-        clock = carried[links._address, sender, links._network.rank].popleft()
-        if own is not None:
-            own.learns(clock)
-
-    def noted_send(links: HostLinks, ranks: Sequence[int], frames: Sequence[Any]) -> None:
-        note(links, ranks)
-        send(links, ranks, frames)
-
-    def learning_handle(links: HostLinks, rank: int, frames: Frames) -> None:
-        learn(links, rank)
-        handle(links, rank, frames)
-
-    def noted_worker_send(
+    def noted_send(
         links: WorkerLinks, ranks: Sequence[int], priority: int, frames: list[Any]
     ) -> None:
         if isinstance(mesh := getattr(links._deliver, "__self__", None), Mesh):
             own = DEVICES.get(mesh.rank)
             for rank in ranks:
                 of_meshes[mesh.rank, rank].append(own.knows() if own is not None else {})
-        send_to_workers(links, ranks, priority, frames)
+        elif links._near:
+            own = device(links, links._network.rank)
+            for rank in ranks:
+                clock = own.knows() if own is not None else {}
+                carried[host_of(links), links._network.rank, rank].append(clock)
+        send(links, ranks, priority, frames)
+
+    def learning_handle(links: WorkerLinks, peer: bytes, frames: Frames) -> None:
+        if links._near and len(frames) > 1:
+            own = device(links, links._network.rank)
+            clocks = carried[host_of(links), links._ranks[peer], links._network.rank]
+            clock = clocks.popleft() if clocks else {}  # `fail` tells the others without a clock
+            if own is not None:
+                own.learns(clock)
+        handle(links, peer, frames)
 
     def learning_receive(mesh: Mesh, sender: int, frames: Frames) -> None:
         clock, own = of_meshes[sender, mesh.rank].popleft(), DEVICES.get(mesh.rank)
@@ -675,13 +672,10 @@ def _messages_with_clocks() -> Iterator[None]:
             own.learns(clock)
         receive(mesh, sender, frames)
 
-    of_meshes: defaultdict[tuple[int, int], deque[dict[int, int]]] = defaultdict(deque)
-    send_to_workers, receive = WorkerLinks.send, Mesh._receive
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkerLinks, "send", noted_worker_send)
+        patch.setattr(WorkerLinks, "send", noted_send)
+        patch.setattr(WorkerLinks, "_handle", learning_handle)
         patch.setattr(Mesh, "_receive", learning_receive)
-        patch.setattr(HostLinks, "_send", noted_send)
-        patch.setattr(HostLinks, "_handle", learning_handle)
         yield
 
 

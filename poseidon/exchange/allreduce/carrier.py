@@ -27,7 +27,6 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce
-from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
 from ps_server.rules import clip_factor, squares_of
 
@@ -53,7 +52,7 @@ class AllReduceCarrier(GradientCarrier):
         settings: ExchangeSettings,
         *,
         member: Membership,
-        peers: Peers[WorkerLinks],
+        peers: Peers,
         control: JobControl,
         norms: SharedNorm | None = None,
         all_squares: Callable[[Sequence[float]], float] = math.fsum,

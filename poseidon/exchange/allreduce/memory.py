@@ -19,7 +19,6 @@ from torch import Tensor
 from poseidon.exchange.allreduce.sum_rounds import FLOAT_BYTES, Buckets
 from poseidon.exchange.device import Device
 from poseidon.exchange.peers import Peers
-from poseidon.exchange.worker_links import WorkerLinks
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.shared_memory import PAGE_BYTES, new_memory, new_nonce, open_memory
 from ps_server.transport.base import Buffer
@@ -51,7 +50,7 @@ class SumsMemory:
     """
 
     def __init__(
-        self, peers: Peers[WorkerLinks], layout: Buckets, workers: VirtualWorkers, device: Device
+        self, peers: Peers, layout: Buckets, workers: VirtualWorkers, device: Device
     ) -> None:
         self._peers = peers
         self._layout = layout

@@ -26,7 +26,6 @@ from poseidon.exchange.device import Device, Event, Streams
 from poseidon.exchange.observer import Traffic, TransitTimes
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.serial_executor import SerialExecutor
-from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import RemoteProtocolError
 from ps_server.protocol.precision import as_tensor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
@@ -90,7 +89,7 @@ class Sums:
     def __init__(
         self,
         sizes: Mapping[int, int],
-        peers: Peers[WorkerLinks],
+        peers: Peers,
         workers: VirtualWorkers,
         device: Device,
         *,

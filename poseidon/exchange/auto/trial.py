@@ -256,7 +256,7 @@ def _sums(
     histories = [
         [torch.zeros_like(value) for _ in range(history_count(rule.kind))] for value in values
     ]
-    peers = Peers.over_network(member.of_plane.network)
+    peers = Peers(member.of_plane.network)
     # a bucket for each large tensor, so that tensors that are not exchanged together share none
     sums = Sums(
         {table: sizes[table] for table in reversed(range(len(sizes)))},

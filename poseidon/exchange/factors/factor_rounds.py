@@ -184,7 +184,7 @@ class FactorPeers:
     ) -> None:
         self.session = session
         on_sent = self._note_sent if trace is not NO_TRACE else None
-        self.peers = Peers.over_network(network, "factors", link=link, on_sent=on_sent)
+        self.peers = Peers(network, "factors", link=link, on_sent=on_sent)
         self.peers.on("Factors", 3, self._receive)
         self.links, self.monitor = self.peers.links, self.peers.monitor
         self.changed: Callable[[], None] = self.monitor.notify

@@ -176,8 +176,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._out.close()
         self._owner.finish()
         self._memory.give_back()
-        self._group.links.leave()
-        self._group.links.close()
+        self._group.leave()
         self._owner.close()
         self._memory.close()
         self._owner.inner.close()
@@ -327,8 +326,7 @@ class HostRequests(Carrier):
 
     def close(self) -> None:
         if not self._group.monitor.closed:
-            self._group.links.leave()
-            self._group.links.close()
+            self._group.leave()
 
     def _note(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         if sender == 0:

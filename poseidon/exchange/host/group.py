@@ -7,6 +7,7 @@ between them.
     "Values", requests, pieces  the next value of each can be read; their owner has seen so many
                                 requests of rank 0
     "Requests", count           its sender has seen so many requests of rank 0
+    "Failed"                    the payload says why its sender cannot continue
     "Squares", number           a collection: squares of gradients, float64
     "Meet", number              a collection of the training loops: handles of memory, what was found
                                 in it, that a worker takes messages, or has copied all values
@@ -25,26 +26,27 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from poseidon.exchange.base import Trained
 from poseidon.exchange.host.contributions import HostTree
-from poseidon.exchange.host.links import HostLinks
+from poseidon.exchange.host.unix_wire import UnixWire
 from poseidon.exchange.peers import Gatherings, Peers
 from poseidon.exchange.worker_links import FIRST
-from ps_server import PeerLost, RemoteProtocolError
+from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
-from ps_server.monitor import Monitor
 from ps_server.network import Network
-from ps_server.transport.base import Buffer, Frames
+from ps_server.transport.base import Buffer
 
 
 class HostGroup:
     """The connections and the memory of one worker. All workers of the host make it together.
 
     Args:
-        address: path of their sockets; see `HostLinks`.
+        address: of the paths of their sockets, before the rank; see `UnixWire`.
         network: this worker's local rank, and the number of workers.
         tree: how their parts are added.
         tensors: the same on all workers.
@@ -66,30 +68,30 @@ class HostGroup:
         self.network = network
         self.others = [rank for rank in range(self.size) if rank != self.rank]
 
-        def make(monitor: Monitor, receive: Callable[[int, Frames], None]) -> HostLinks:
-            return HostLinks(address, network, monitor=monitor, receive=receive)
-
-        self.peers: Peers[HostLinks] = Peers(network, make)
+        wire = UnixWire(f"{address}-{self.rank}", None if self.rank else new_file())
+        self.peers = Peers(replace(network, wire=wire), "host-links", near=True)
         self.links, self.monitor = self.peers.links, self.peers.monitor
         self._squares, self.meetings = (
             Gatherings(self.peers, kind, lambda missing: self.check_left(missing.__contains__))
             for kind in ("Squares", "Meet")
         )
-        own = json.dumps({"tensors": [[t.name, t.tensor.numel()] for t in tensors]})
+        self.peers.on("Failed", 0, self._note_failure)
+        own: dict[str, object] = {
+            "a different number of workers on this machine": self.size,
+            "different tensors": [[t.name, t.tensor.numel()] for t in tensors],
+        }
         try:
-            hellos, self.file = self.links.meet(own.encode(), new_file() if not self.rank else None)
-            for rank, hello in sorted(hellos.items()):
-                if hello != own.encode():
-                    one, other = sorted((rank, self.rank))
-                    raise PeerLost(
-                        f"{self.network.name(other)} has different tensors than "
-                        f"{self.network.name(one)}; all workers must have the same tensors"
-                    )
+            self.links.connect([f"{address}-{rank}" for rank in range(self.size)])
+            for rank, hello in enumerate(self.meetings.gather(json.dumps(own).encode()).result()):
+                for what in (key for key, its in json.loads(hello).items() if its != own[key]):
+                    one, other = (network.name(each) for each in sorted((rank, self.rank)))
+                    raise PeerLost(f"{other} has {what} than {one}; all must have the same")
         except Exception as error:
-            self.links.refuse(as_server_error(error, "the workers of this machine did not meet"))
-            network.interruption.check()
+            self.links.fail(as_server_error(error, "the workers of this machine did not meet"))
+            self.links.close()
             raise
-        self.links.start()
+        assert wire.file is not None
+        self.file = wire.file
 
     def send(self, to: Sequence[int], kind: str, *numbers: int, payload: Buffer = b"") -> None:
         """Send a message to workers of this host."""
@@ -105,12 +107,27 @@ class HostGroup:
         Raises:
             PeerLost: names it.
         """
-        for rank in sorted(self.links.gone if answers else self.links.left):
+        for rank in sorted(self.links.left if answers else self.peers.finished):
             if owing(rank):
                 how = "has gone" if answers else "has left before the end"
                 error = PeerLost(f"{self.network.name(rank)}, on this machine, {how}")
                 self.links.fail(error)
                 raise error
+
+    def leave(self) -> None:
+        """Leave once all others have, or something has failed. It answers questions until then."""
+        self.peers.finish(0)
+        with suppress(ServerError):
+            self.monitor.wait_for(
+                lambda: self.links.left.union(self.peers.finished).issuperset(self.others) or None,
+                "the other workers of this machine have not left",
+                limited=False,
+            )
+        self.links.close()
+
+    @staticmethod
+    def _note_failure(_: int, __: Sequence[int], reason: Buffer) -> None:
+        raise PeerLost(bytes(reason).decode(errors="replace"))
 
     def all_squares(self, own: Sequence[float]) -> float:
         """Return the exact sum of the squares of all workers of the host. All call it together."""

@@ -76,7 +76,7 @@ def controls(workers: int, timeout_s: float = 20.0) -> Iterator[list[End]]:
     """Yield the control of each worker, by rank."""
     ends = []
     for network in networks(workers, timeout_s=timeout_s):
-        peers = Peers.over_network(network)
+        peers = Peers(network)
         ends.append((peers, LinksControl(peers)))
     addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:

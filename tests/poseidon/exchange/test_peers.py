@@ -40,7 +40,7 @@ from tests.poseidon.exchange.allreduce.test_sums import networks
     ids=str,
 )
 def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> None:
-    peers = Peers.over_network(networks(2)[0])
+    peers = Peers(networks(2)[0])
     control = LinksControl(peers)
     sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), HOST)
     with pytest.raises(RemoteProtocolError), peers.monitor:
@@ -52,7 +52,7 @@ def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> 
 
 
 def test_a_refused_message_names_its_sender_by_its_rank_in_the_job() -> None:
-    peers = Peers.over_network(replace(networks(2)[0], ranks=(1, 4)))
+    peers = Peers(replace(networks(2)[0], ranks=(1, 4)))
     sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), HOST)
     header = msgpack.packb([VERSION, "Values", 0, 0])
     with pytest.raises(RemoteProtocolError, match=r"^worker 4: values came"), peers.monitor:
@@ -61,14 +61,14 @@ def test_a_refused_message_names_its_sender_by_its_rank_in_the_job() -> None:
 
 
 def test_a_worker_without_an_address_is_named_by_its_rank_in_the_job() -> None:
-    peers = Peers.over_network(replace(networks(2)[0], ranks=(1, 4)))
+    peers = Peers(replace(networks(2)[0], ranks=(1, 4)))
     with pytest.raises(RemoteProtocolError, match=r"^worker 4 sent no address"):
         peers.addresses([{"sums": "tcp://127.0.0.1:1"}, {"sums": None}], "sums")
     peers.close(0)
 
 
 def test_a_request_of_no_kind_is_refused() -> None:
-    peers = Peers.over_network(networks(2)[1])
+    peers = Peers(networks(2)[1])
     LinksControl(peers)
     with pytest.raises(RemoteProtocolError), peers.monitor:
         peers._receive(0, [msgpack.packb([VERSION, "Request", max(KINDS) + 1, 5]), b""])
@@ -76,7 +76,7 @@ def test_a_request_of_no_kind_is_refused() -> None:
 
 
 def test_a_worker_that_has_left_is_named_where_it_is_missing() -> None:
-    first, second = (Peers.over_network(network) for network in networks(2))
+    first, second = (Peers(network) for network in networks(2))
     for peers in (first, second):
         peers.links.connect([first.links.address, second.links.address])
     second.close(4)

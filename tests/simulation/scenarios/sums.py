@@ -158,7 +158,7 @@ class Worker:
         self._weights = [start(size) for size in settings.sizes]
         self._wire = SimulatedWire(fabric, process)
         network = Network(rank=rank, size=settings.processes, token=b"secret", wire=self._wire)
-        self._peers = Peers.over_network(network)
+        self._peers = Peers(network)
         with patch.object(sums_module, "SerialExecutor", Work):
             self._sums = Sums(
                 dict(reversed(list(enumerate(settings.sizes)))),

@@ -45,7 +45,7 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             network = Network(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
-            peers = Peers.over_network(network)
+            peers = Peers(network)
             control = LinksControl(peers)
             carrier = AllReduceCarrier(
                 dict(enumerate(tensors)),

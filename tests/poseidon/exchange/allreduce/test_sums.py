@@ -50,7 +50,7 @@ def together(
     """Run `body(rank, sums, peers)` on a thread for every worker; its memory is lent to all."""
     ends = []
     for network in settings:
-        peers = Peers.over_network(network)
+        peers = Peers(network)
         ends.append((peers, Sums(SIZES, peers, workers, HOST, bucket_bytes=bucket_bytes)))
     addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:

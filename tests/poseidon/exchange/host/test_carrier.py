@@ -28,7 +28,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     send = Peers.send
 
-    def noted(peers: Peers[Any], to: Any, kind: str, *numbers: int, **payload: Any) -> None:
+    def noted(peers: Peers, to: Any, kind: str, *numbers: int, **payload: Any) -> None:
         counts[kind] += 1
         send(peers, to, kind, *numbers, **payload)
 
