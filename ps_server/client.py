@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -58,6 +59,7 @@ class Client:
 
     Attributes:
         rows: the row tables, which are created once the store has started.
+        norm_parts: how often `add_norm` is called in an iteration.
 
     Raises:
         SpecError: the store has another number of shards, or fewer workers than the rank needs.
@@ -110,6 +112,8 @@ class Client:
         self._memory_for: StoreSpec | None = memory_for or store
         """The store whose arrays pass in shared memory; None: memory was offered."""
         self._pending: tuple[SignalKind, ...] = ()
+        self.norm_parts = 1
+        self._squares: dict[int, list[Sequence[float]]] = {}
         self._pump = Pump(
             Session(network.rank, store, network.token, log=log, table_clocks=table_clocks),
             connect(shards, network.keys) if isinstance(shards, Sequence) else shards,
@@ -331,9 +335,17 @@ class Client:
     def add_norm(self, clock: int, squares: Sequence[float]) -> None:
         """Add numbers whose sum is the sum of squares of iteration `clock`'s gradients outside the
         store that this worker's plane applies; returns at once. The workers of host 0 call it, in
-        each plane of `StoreSpec.outside_norm`.
+        each plane of `StoreSpec.outside_norm`, `norm_parts` times an iteration.
         """
-        self._do(lambda: self._pump.session.norm.add_outside(clock, squares))
+
+        def add() -> list[Addressed]:
+            parts = self._squares.setdefault(clock, [])
+            parts.append(squares)
+            if len(parts) < self.norm_parts:
+                return []
+            return self._pump.session.norm.add_outside(clock, [*chain(*self._squares.pop(clock))])
+
+        self._do(add)
 
     def total_norm(self, clock: int) -> float:
         """Wait for the sum of squares over all gradients of iteration `clock`, in

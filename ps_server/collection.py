@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ps_server.monitor import Monitor
 
+S = TypeVar("S")
 T = TypeVar("T")
 NOT_COMPLETE = "not every worker has contributed to a collection"
 
@@ -23,6 +24,21 @@ class Coming(Generic[T]):
 
     poll: Callable[[], T | None]
     result: Callable[[], T]
+
+    @classmethod
+    def here(cls, found: T) -> Coming[T]:
+        """Return what is here already."""
+        return cls(lambda: found, lambda: found)
+
+    @staticmethod
+    def together(parts: Sequence[Coming[S]], whole: Callable[[Sequence[S]], T]) -> Coming[T]:
+        """Return what follows from several parts, once all are here."""
+
+        def poll() -> T | None:
+            found = [came for part in parts if (came := part.poll()) is not None]
+            return whole(found) if len(found) == len(parts) else None
+
+        return Coming(poll, lambda: whole([part.result() for part in parts]))
 
     @classmethod
     def guarded(

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.engine.kept_state import Copying
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import KeptHistories
+from poseidon.exchange.carrier_state import KeptHistories
 from poseidon.exchange.exchange import Exchange
+from ps_server.collection import Coming
 from ps_server.rules import history_count
 
 Named = dict[str, list[Tensor]]
@@ -55,7 +55,7 @@ class ExchangeLeaves:
         self._read_outer: Named = {}
         self._loaded: list[History] | None = None
         self._loaded_outer: Named = {}
-        self._kept: KeptHistories | None = None
+        self._kept: Coming[KeptHistories] | None = None
 
     @property
     def _is_private(self) -> bool:
@@ -86,7 +86,7 @@ class ExchangeLeaves:
             scope=Scope.SHARED,
             stage=LeafStage.EXCHANGE,
             read=dict,
-            copy=lambda _: Copying(lambda: True, self._held_on_shards),
+            copy=lambda _: Coming(lambda: True, self._held_on_shards),
             is_opened=True,
         )
 
@@ -95,7 +95,7 @@ class ExchangeLeaves:
 
     def _held_on_shards(self) -> dict[str, Tensor]:
         assert self._kept is not None
-        found, self._kept = self._kept.held_back(), None
+        found, self._kept = self._kept.result().held_back, None
         return {name: _tensor(array) for name, array in found.items()}
 
     def hold_back(self, found: Found, more: Mapping[str, Array] | None = None) -> None:
@@ -148,7 +148,7 @@ class ExchangeLeaves:
         values = {trained.name: trained.tensor for trained in self._tensors}
         return {**values, **self._exchange.state.replicated()}
 
-    def _copy(self, before: Named | None) -> Copying:
+    def _copy(self, before: Named | None) -> Coming[Any]:
         """Begin to copy the histories that all replicas share."""
         old = {
             index: [tensor.numpy() for tensor in (before or {})[trained.name]]
@@ -156,7 +156,7 @@ class ExchangeLeaves:
             if trained.name in (before or {})
         }
         self._kept = kept = self._exchange.state.keep(old)
-        return Copying(kept.poll, lambda: self._named(kept.result()))
+        return Coming(kept.poll, lambda: self._named(kept.result().histories))
 
     def _named(self, histories: Mapping[int, History]) -> Named:
         return {

@@ -9,7 +9,7 @@ Laws:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,27 +19,10 @@ from poseidon.engine.leaf import unpacked
 from poseidon.exchange.broadcast import PIECE_BYTES
 from poseidon.exchange.job_control import JobControl
 from ps_server import Collection
+from ps_server.collection import Coming
 
 LEAST_BYTES = 64 * 1024
 """The smallest piece, but for the last one. The first one of a copy is as large."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copying:
-    """A copy of a value on its way.
-
-    Attributes:
-        poll: returns it once it is here, and None before.
-        result: waits for it.
-    """
-
-    poll: Callable[[], Any]
-    result: Callable[[], Any]
-
-    @classmethod
-    def here(cls, value: Any) -> Copying:
-        """Return what is here already."""
-        return cls(lambda: True, lambda: value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +78,7 @@ class StateCopy:
     def __init__(
         self,
         own: bytes,
-        shared: Mapping[str, Copying],
+        shared: Mapping[str, Coming[Any]],
         control: JobControl,
         *,
         count: int,

@@ -24,12 +24,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from poseidon.engine.kept_state import Copying, KeptState, StateCopy
+from poseidon.engine.kept_state import KeptState, StateCopy
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource, packed, unpacked
 from poseidon.errors import SnapshotError
 from poseidon.exchange.broadcast import Gather, broadcast_bytes, gather_bytes
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
+from ps_server.collection import Coming
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -141,7 +142,7 @@ class StateTree:
             before: may be written to.
         """
         old = {} if before is None else before.shared
-        of_each, of_root, shared = dict[str, Any](), dict[str, Any](), dict[str, Copying]()
+        of_each, of_root, shared = dict[str, Any](), dict[str, Any](), dict[str, Coming[Any]]()
         for leaf in self._leaves:
             if leaf.scope is Scope.VIRTUAL:
                 of_each[leaf.name] = leaf.read() if leaf.copy is None else leaf.copy(None)
@@ -150,7 +151,7 @@ class StateTree:
             elif leaf.copy is None and leaf.scope is Scope.ROOT:
                 of_root[leaf.name] = leaf.read()
             elif leaf.copy is None and keeps:
-                shared[leaf.name] = Copying.here(leaf.read())
+                shared[leaf.name] = _here(leaf.read())
         return StateCopy(
             self._sent(of_root, of_each),
             shared,
@@ -285,3 +286,8 @@ def _without(state: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
     """Return a state without some leaves."""
     own = [{n: value for n, value in one.items() if n not in names} for one in state["own"]]
     return {**{n: value for n, value in state.items() if n not in names}, "own": own}
+
+
+def _here(value: Any) -> Coming[Any]:
+    """Return what is here already, maybe None."""
+    return Coming(lambda: True, lambda: value)

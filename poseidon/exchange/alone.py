@@ -17,16 +17,11 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import (
-    FactoredCarrier,
-    GradientCarrier,
-    LocalHistories,
-    RuledTensor,
-    Step,
-)
+from poseidon.exchange.carrier import Carrier, Step
 from poseidon.exchange.device import HOST, device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
+from poseidon.exchange.ruled import LocalHistories, RuledTensor
 from poseidon.exchange.turns import Factors
 from ps_server import Rule
 from ps_server.client_rows import PIECE_ROWS, ClientRows
@@ -38,7 +33,7 @@ from ps_server.row_rules import NO_ROWS
 from ps_server.rules import norm_limit, squares_of, update_together
 
 
-class AloneCarrier(GradientCarrier, FactoredCarrier):
+class AloneCarrier(Carrier):
     """Applies the gradients of an iteration together in `finish`.
 
     Args:
@@ -98,12 +93,6 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self._factors[index] = (u_KN.detach().clone(), v_KM.detach().clone())
-
-    def release(self, index: int) -> None:
-        pass
-
-    def wait(self, index: int) -> None:
-        pass
 
     def held_squares(self) -> list[float]:
         if self._limits_on_device:
@@ -171,12 +160,6 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
             scale=scale,
             scratch=self._scratch,
         )
-
-    def settle(self, clock: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 Pieces = Iterable[tuple[RowIds, Sequence[Array]]]

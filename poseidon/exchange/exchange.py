@@ -35,21 +35,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History
-from poseidon.exchange.carrier import (
-    Carrier,
-    FactoredCarrier,
-    GradientCarrier,
-    Step,
-    UnitedState,
-    merged,
-)
+from poseidon.exchange.carrier import Carrier, Step
+from poseidon.exchange.carrier_state import UnitedState, merged
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observer import ObservedCall, ObservedCalls, Observer, Traffic
@@ -73,6 +66,7 @@ class Exchange:
 
     Attributes:
         turns: see above.
+        by_factors: indices of the tensors that come by `begin_factors`, never by `begin`.
         state: what a snapshot holds beside the tensors.
         finished: iterations finished: the number of the next one. With a quorum
             (`rounds/quorum.py`) `finish` may leave out those that the job has made without this
@@ -91,15 +85,8 @@ class Exchange:
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.carriers = tuple(carriers)
-        self._of: dict[int, Carrier] = {}
-        self._by_gradient: dict[int, GradientCarrier] = {}
-        self._by_factors: dict[int, FactoredCarrier] = {}
-        for carrier in carriers:
-            self._of |= dict.fromkeys(carrier.indices, carrier)
-            if isinstance(carrier, GradientCarrier):
-                self._by_gradient |= dict.fromkeys(carrier.indices, carrier)
-            if isinstance(carrier, FactoredCarrier):
-                self._by_factors |= dict.fromkeys(carrier.by_factors, carrier)
+        self._of = {index: carrier for carrier in carriers for index in carrier.indices}
+        self.by_factors = frozenset().union(*(carrier.by_factors for carrier in carriers))
         self.control = control
         self.closed = False
         self.state = UnitedState(
@@ -111,11 +98,6 @@ class Exchange:
         self._all_squares = all_squares
         self.finished = settings.start_clock
         control.start(self.finished)
-
-    @property
-    def by_factors(self) -> AbstractSet[int]:
-        """Indices of the tensors that come by `begin_factors`, never by `begin`."""
-        return self._by_factors.keys()
 
     def observe(self, observers: Sequence[Observer]) -> None:
         """Notify these observers of each call from now on, in their order, in place of others."""
@@ -158,7 +140,7 @@ class Exchange:
         began_ns = self._calls.begin(ObservedCall.BEGIN, index)
         try:
             if self.turns is None:
-                self._by_gradient[index].begin(index, gradient)
+                self._of[index].begin(index, gradient)
             else:
                 self._contribute(self.turns, index, gradient)
         finally:
@@ -172,7 +154,7 @@ class Exchange:
             if self.turns is not None:
                 factors = self.turns.add_factors(index, u_KN, v_KM)
             if factors is not None:
-                self._by_factors[index].begin_factors(index, *factors)
+                self._of[index].begin_factors(index, *factors)
         finally:
             self._calls.end(ObservedCall.BEGIN, index, began_ns)
 
@@ -182,7 +164,7 @@ class Exchange:
         The layer does not use it any more in this iteration.
         """
         if self.turns is None or self.turns.is_last:
-            self._by_factors[index].release(index)
+            self._of[index].release(index)
 
     def wait(self, index: int) -> None:
         """Return once tensor `index` may be used."""
@@ -207,7 +189,7 @@ class Exchange:
     def _contribute(self, turns: Turns, index: int, gradient: Tensor) -> None:
         total = turns.add(index, gradient)
         if total is not None:
-            self._by_gradient[index].begin(index, total)
+            self._of[index].begin(index, total)
 
     def finish(self) -> None:
         """End the iteration. A tensor that has not begun has a gradient of zero."""
@@ -215,7 +197,7 @@ class Exchange:
             if self.turns is not None:
                 self._end_turn(self.turns)
                 for index, factors in self.turns.rest_of_factors():
-                    self._by_factors[index].begin_factors(index, *factors)
+                    self._of[index].begin_factors(index, *factors)
             limit = 1.0
             if self._clip is not None:
                 held = [square for c in self.carriers for square in c.held_squares()]

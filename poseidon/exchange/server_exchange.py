@@ -15,7 +15,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.carrier import Carrier, SharedNorm
+from poseidon.exchange.carrier import Carrier
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Built, Connect, Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
@@ -218,7 +218,7 @@ def through_server(
     of_plane = ShardControl(client, whole=False, ranks=member.network.ranks)
     by_allreduce = arguments.own.plan.of(Scheme.ALLREDUCE)
     by_factors = sorted(layout.elsewhere - set(by_allreduce))
-    norms = SharedNorm(client, ["factors"] * bool(by_factors) + ["all-reduce"] * bool(by_allreduce))
+    client.norm_parts = bool(by_factors) + bool(by_allreduce)
     carriers: list[Carrier] = [
         ServerCarrier(
             client,
@@ -240,7 +240,7 @@ def through_server(
                 settings,
                 member=member,
                 control=of_plane,
-                norms=norms,
+                norms=client,
                 link=link,
                 trace=arguments.trace,
             )
@@ -253,7 +253,7 @@ def through_server(
                 member=member,
                 peers=Peers(member.network),
                 control=of_plane,
-                norms=norms,
+                norms=client,
             )
         )
     return Exchange(

@@ -30,7 +30,6 @@ from poseidon.caffe.solver.averages import SmoothedLoss
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.engine.exchange_leaves import ExchangeLeaves
-from poseidon.engine.kept_state import Copying
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree
@@ -39,6 +38,7 @@ from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import Scheme
 from ps_server import Rule, RuleKind
+from ps_server.collection import Coming
 from ps_server.numerics import Computation
 from ps_server.rules import change, history_count
 
@@ -138,12 +138,12 @@ class SolverState:
             Leaf.shared("schemes", lambda: [scheme.value for scheme in self._schemes]),
         ]
 
-    def _copy_values(self, before: Sequence[Tensor] | None) -> Copying:
+    def _copy_values(self, before: Sequence[Tensor] | None) -> Coming[Any]:
         tensors = [trained.tensor.detach() for trained in self._replica.trained]
         copies = before or [torch.empty_like(tensor) for tensor in tensors]
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor)
-        return Copying.here(copies)
+        return Coming.here(copies)
 
     def _write_values(self, found: Found) -> None:
         """Set the trained tensors, where memory has them; a state on disk names its model."""

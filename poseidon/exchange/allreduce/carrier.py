@@ -20,18 +20,19 @@ from torch import Tensor
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
-from poseidon.exchange.carrier import GradientCarrier, LocalHistories, SharedNorm, Step
+from poseidon.exchange.carrier import Carrier, Step
 from poseidon.exchange.device import HOST, device_of
 from poseidon.exchange.job_control import JobControl, LinksControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce
-from ps_server import SpecError
+from poseidon.exchange.ruled import LocalHistories
+from ps_server import Client, SpecError
 from ps_server.rules import clip_factor, squares_of
 
 
-class AllReduceCarrier(GradientCarrier):
+class AllReduceCarrier(Carrier):
     """Sums gradients over all workers.
 
     Args:
@@ -39,7 +40,8 @@ class AllReduceCarrier(GradientCarrier):
         peers: the connections to the other workers, which this closes.
         control: a `LinksControl` uses these connections. Otherwise this is beside the server, and
             the carrier connects them when it opens.
-        norms: used with `settings.clip` where there are other gradients; None: there are none.
+        norms: the connection to the shards, used with `settings.clip` where there are other
+            gradients; None: there are none.
         all_squares: see `Exchange`; without `norms`.
         bucket_bytes: see `Buckets`.
     """
@@ -54,7 +56,7 @@ class AllReduceCarrier(GradientCarrier):
         member: Membership,
         peers: Peers,
         control: JobControl,
-        norms: SharedNorm | None = None,
+        norms: Client | None = None,
         all_squares: Callable[[Sequence[float]], float] = math.fsum,
         bucket_bytes: int | None = None,
     ) -> None:
@@ -169,7 +171,7 @@ class AllReduceCarrier(GradientCarrier):
                 if self._norms is None:
                     total = self._all_squares(self._squares(iteration))
                 else:
-                    total = self._norms.total(iteration)
+                    total = self._norms.total_norm(iteration)
                 self._scale *= clip_factor(total, self._settings.clip)
         return self._scale
 
@@ -192,7 +194,7 @@ class AllReduceCarrier(GradientCarrier):
         if self._settings.clip is None:
             return
         if self._peers.rank == 0 and self._norms is not None:
-            self._norms.add("all-reduce", step.iteration, self._squares(step.iteration))
+            self._norms.add_norm(step.iteration, self._squares(step.iteration))
         if self._all_squares is not math.fsum:
             self._gradient_factor(step.iteration)  # others, with other tensors, wait for it
 

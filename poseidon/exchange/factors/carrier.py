@@ -25,7 +25,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
-from poseidon.exchange.carrier import FactoredCarrier, LocalHistories, SharedNorm, Step
+from poseidon.exchange.carrier import Carrier, Step
 from poseidon.exchange.device import DONE, Event
 from poseidon.exchange.factors.factor_rounds import FactorPeers, FactorSession, FactorTable, Pair
 from poseidon.exchange.factors.products import Scratch, factors_sum_of_squares
@@ -35,17 +35,19 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce
+from poseidon.exchange.ruled import LocalHistories
 from poseidon.exchange.serial_executor import SerialExecutor
+from ps_server import Client
 from ps_server.link import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
 
 
-class FactorCarrier(FactoredCarrier):
+class FactorCarrier(Carrier):
     """Broadcasts factors to all workers.
 
     Args:
         tensors: by their index in the exchange.
-        norms: used with `settings.clip` at staleness 0.
+        norms: the connection to the shards, used with `settings.clip` at staleness 0.
         link: taken as long as pairs have to leave this host; None: no other sender waits for it.
     """
 
@@ -58,7 +60,7 @@ class FactorCarrier(FactoredCarrier):
         *,
         member: Membership,
         control: JobControl,
-        norms: SharedNorm,
+        norms: Client,
         link: LinkPriority | None = None,
         trace: Tracer = NO_TRACE,
     ) -> None:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings
-from poseidon.exchange.carrier import SharedNorm
 from poseidon.exchange.device import Streams, device_of
 from poseidon.exchange.factors.factor_rounds import FactorPeers
 from poseidon.exchange.factors.products import Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.serial_executor import SerialExecutor
+from ps_server import Client
 from ps_server.rules import clip_factor
 from ps_server.trace import Track
 
@@ -31,7 +31,7 @@ class Rebuilding:
     Args:
         weights: by table.
         scratch: memory for products, of all weights.
-        norms: used with `settings.clip` at staleness 0.
+        norms: the connection to the shards, used with `settings.clip` at staleness 0.
 
     Attributes:
         streams: of the weights' device.
@@ -44,7 +44,7 @@ class Rebuilding:
         scratch: Scratch,
         settings: ExchangeSettings,
         member: Membership,
-        norms: SharedNorm,
+        norms: Client,
     ) -> None:
         self.scratch = scratch
         self.streams = Streams.of(device_of(weights[0].tensor.device))
@@ -108,8 +108,8 @@ class Rebuilding:
         if self._member.network.rank == 0:
             count = self._member.placed.count
             squares = [factors_sum_of_squares(r.u_BN, r.v_BM) / count**2 for r in rounds]
-            self._norms.add("factors", clock, squares)
-        return clip_factor(self._norms.total(clock), self._settings.clip)
+            self._norms.add_norm(clock, squares)
+        return clip_factor(self._norms.total_norm(clock), self._settings.clip)
 
     def _take(self, weight: FactorWeight) -> _Stacked:
         """Take the weight's next round, and stack its pairs on the weight's device."""

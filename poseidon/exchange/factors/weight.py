@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.device import DONE, Event, device_of
 from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Scratch, apply_factors
+from poseidon.exchange.ruled import RuledTensor
 
 
 class WeightProgress:

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History
-from poseidon.exchange.carrier import Carrier, CarrierState, FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.carrier import Carrier, Step
+from poseidon.exchange.carrier_state import CarrierState
 from poseidon.exchange.device import Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup
@@ -44,7 +45,7 @@ from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server.transport.base import Buffer
 
 
-class HostCarrier(GradientCarrier, FactoredCarrier):
+class HostCarrier(Carrier):
     """Contributes to the sums of the host, and takes the values.
 
     Args:
@@ -297,15 +298,6 @@ class HostRequests(Carrier):
         group.peers.on("Requests", 1, self._note)
         group.meetings.gather(b"").result()  # all take each other's messages
 
-    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
-        pass
-
-    def start(self, step: Step) -> None:
-        pass
-
-    def wait(self, index: int) -> None:
-        raise AssertionError("no tensor is of this carrier")
-
     def finish(self, limit: float) -> None:
         group = self._group
         if group.rank == 0:
@@ -320,9 +312,6 @@ class HostRequests(Carrier):
 
         what = "the requests that the first worker of this machine has did not come"
         self._control.await_requests(group.monitor.wait_for(told, what))
-
-    def settle(self, clock: int) -> None:
-        pass
 
     def close(self) -> None:
         if not self._group.monitor.closed:

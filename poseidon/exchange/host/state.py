@@ -10,17 +10,25 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 
 import msgpack
 import numpy as np
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.carrier import CarrierState, KeptHistories, in_order, merged
+from poseidon.exchange.carrier_state import (
+    CarrierState,
+    KeptHistories,
+    UnitedState,
+    in_order,
+    merged,
+)
 from poseidon.exchange.device import device_of
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import HostPieces
 from ps_server import RemoteProtocolError
+from ps_server.collection import Coming
 from ps_server.transport.base import Buffer
 
 FIRST = -1
@@ -70,7 +78,7 @@ def send_state(
     group.send([to], "State", number, 1, payload=msgpack.packb(last))
 
 
-class HostState(CarrierState):
+class HostState(UnitedState):
     """The state of all tensors, on one worker of a host.
 
     Args:
@@ -82,7 +90,8 @@ class HostState(CarrierState):
     def __init__(
         self, pieces: HostPieces, inner: CarrierState, group: HostGroup, *, private: bool
     ) -> None:
-        self.private, self.overtaken = private, inner.overtaken
+        super().__init__([inner])
+        self.private = private
         self._pieces = pieces
         self._inner = inner
         self._group = group
@@ -108,44 +117,41 @@ class HostState(CarrierState):
         else:
             send_state(self._group, sender, number, {}, self._inner.held_back())
 
-    def _send_kept(self, sender: int, number: int, kept: KeptHistories) -> None:
+    def _send_kept(self, sender: int, number: int, coming: Coming[KeptHistories]) -> None:
         try:
-            histories = {self._pieces.own[place]: own for place, own in kept.result().items()}
-            send_state(self._group, sender, number, histories, kept.held_back())
+            kept = coming.result()
+            histories = {self._pieces.own[place]: own for place, own in kept.histories.items()}
+            send_state(self._group, sender, number, histories, kept.held_back)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: all workers get the error
             self._group.peers.failing("the state did not come")(error)
 
-    def keep(self, into: Mapping[int, History]) -> KeptHistories:
+    def keep(self, into: Mapping[int, History]) -> Coming[KeptHistories]:
         asked, kept = self._ask(What.KEEP), self._inner.keep({})
+        answers = self._answers(asked)
         self._group.monitor.wait_for(
             lambda: None if asked.unread else True,
             "the workers of this machine did not begin to copy their state",
         )
 
-        def poll() -> Mapping[int, History] | None:
-            own = kept.poll()
-            with self._group.monitor:
-                self._group.monitor.check()
-                has_come = not asked.missing
-            return None if own is None or not has_come else self._whole(own, asked.histories)
+        @cache
+        def whole() -> KeptHistories:
+            (histories, held_back), others = kept.result(), answers.result()
+            return KeptHistories(
+                self._whole(histories, others.histories),
+                self._with_whole_names(merged([held_back, others.held_back])),
+            )
 
-        return KeptHistories(
-            poll,
-            lambda: self._whole(kept.result(), self._answer(asked).histories),
-            lambda: self._with_whole_names(
-                merged([kept.held_back(), self._answer(asked).held_back])
-            ),
-        )
+        def poll() -> KeptHistories | None:
+            return None if kept.poll() is None or answers.poll() is None else whole()
 
-    def parts(self) -> Mapping[str, Tensor]:
-        return self._inner.parts()
+        return Coming(poll, whole)
 
-    def replicated(self) -> Mapping[str, Tensor]:
-        return self._inner.replicated()
+    def histories(self) -> Mapping[int, History]:
+        return self.keep({}).result().histories
 
     def held_back(self) -> Mapping[str, Array]:
         asked, own = self._ask(What.HELD_BACK), self._inner.held_back()
-        return self._with_whole_names(merged([own, self._answer(asked).held_back]))
+        return self._with_whole_names(merged([own, self._answers(asked).result().held_back]))
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         self._given = held_back
@@ -177,7 +183,8 @@ class HostState(CarrierState):
                 parts = {} if histories is None else {n: self._part(histories, n) for n in own}
                 send_state(group, rank, FIRST, parts, self._of_pieces(own, given))
         elif not group.network.rank_of(0):
-            first, self._asked[FIRST] = self._answer(self._asked[FIRST]), Asked({0}, set())
+            first = self._answers(self._asked[FIRST]).result()
+            self._asked[FIRST] = Asked({0}, set())
             for number in pieces.own:
                 values[number].copy_(memory[number], non_blocking=True)
             if not self._inner.private:
@@ -215,15 +222,15 @@ class HostState(CarrierState):
         group.send(group.others, "Ask", number, what.value)
         return asked
 
-    def _answer(self, asked: Asked) -> Asked:
-        """Wait for what was asked; it may be called again."""
+    def _answers(self, asked: Asked) -> Coming[Asked]:
+        """Return what was asked for."""
 
-        def found() -> bool | None:
+        def found() -> Asked | None:
             self._group.check_left(asked.missing.__contains__, answers=True)
-            return None if asked.missing else True
+            return None if asked.missing else asked
 
-        self._group.monitor.wait_for(found, "the state of this machine's workers did not come")
-        return asked
+        what = "the state of this machine's workers did not come"
+        return Coming.guarded(self._group.monitor, found, what)
 
     def _note_kept(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         if (asked := self._asked.get(fields[0])) is not None:

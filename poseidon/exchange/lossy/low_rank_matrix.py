@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Trained
-from poseidon.exchange.carrier import RuledTensor, Step
+from poseidon.exchange.carrier import Step
 from poseidon.exchange.device import DONE, Event, device_of
+from poseidon.exchange.ruled import RuledTensor
 from ps_server import Codec, Rule, RuleKind, native
 from ps_server.rules import update
 

@@ -51,7 +51,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import GradientCarrier, Step
+from poseidon.exchange.carrier import Carrier, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
@@ -168,7 +168,7 @@ class AnchoredTensor:
         self.gradient = torch.empty_like(anchor.tensor) if kept else None
 
 
-class RoundsCarrier(GradientCarrier):
+class RoundsCarrier(Carrier):
     """Trains alone for a round, then exchanges the anchors.
 
     A tensor whose rule is `RuleKind.MEAN` is changed by an optimizer of the caller, between its

@@ -18,17 +18,14 @@ from torch import Tensor
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_parts
-from poseidon.exchange.carrier import (
-    CarrierState,
-    KeptHistories,
-    LocalHistories,
-    Step,
-    UnitedState,
-)
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.carrier_state import CarrierState, KeptHistories, UnitedState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.ruled import LocalHistories
 from ps_server import RuleKind
+from ps_server.collection import Coming
 from ps_server.rules import clip_factor
 
 
@@ -204,10 +201,10 @@ class RoundsState(UnitedState):
             for number, history in enumerate(own.history)
         }
 
-    def keep(self, into: Mapping[int, History]) -> KeptHistories:
+    def keep(self, into: Mapping[int, History]) -> Coming[KeptHistories]:
         """See `CarrierState`: the outer histories; `parts` has the inner ones."""
         kept = super().keep(into)
-        return KeptHistories.here(kept.result()) if self.overtaken else kept
+        return Coming.here(kept.result()) if self.overtaken else kept
 
     def parts(self) -> Mapping[str, Tensor]:
         return {**super().parts(), **self._parts()}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.broadcast import bring_histories, bring_parts
-from poseidon.exchange.carrier import GradientCarrier, KeptHistories, Step, UnitedState, merged
+from poseidon.exchange.carrier import Carrier, Step
+from poseidon.exchange.carrier_state import (
+    KeptHistories,
+    UnitedState,
+    in_order,
+    merged,
+)
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observer import Traffic
@@ -19,6 +24,7 @@ from poseidon.exchange.server.placed import Placed, PlacedAlone, Pool
 from poseidon.exchange.server.store import StoreLayout
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, StoreSpec
+from ps_server.collection import Coming
 
 
 class Parts(Enum):
@@ -34,7 +40,7 @@ class Parts(Enum):
     """
 
 
-class ServerCarrier(GradientCarrier):
+class ServerCarrier(Carrier):
     """Moves tensors through the tables of a store.
 
     Args:
@@ -120,7 +126,7 @@ class ServerCarrier(GradientCarrier):
     def wait(self, index: int) -> None:
         self._of[index].wait(index)
 
-    def held_squares(self) -> list[float]:
+    def held_squares(self) -> Sequence[float]:
         self._complete()
         return self._tables.held_squares()
 
@@ -158,18 +164,24 @@ class ServerState(UnitedState):
         self._given: Mapping[str, Array] = {}
 
     def histories(self) -> Mapping[int, History]:
-        return self.keep({}).result()
+        return self.keep({}).result().histories
 
     def held_back(self) -> Mapping[str, Array]:
         live = self.parts().items()
         own = {name: part.reshape(-1).cpu().numpy().copy() for name, part in live}
         return {**own, **super().held_back()}
 
-    def keep(self, into: Mapping[int, History]) -> KeptHistories:
+    def keep(self, into: Mapping[int, History]) -> Coming[KeptHistories]:
         memory = {placed.table: placed.memory_of(into) for placed in self._placed}
         coming = self._tables.ask(memory)
-        kept = KeptHistories.of([placed.kept(coming.get(placed.table)) for placed in self._placed])
-        return replace(kept, held_back=lambda: self._tables.held_back_there(coming))
+        here = merged(each.kept(None) for each in self._placed if each.table not in coming)
+
+        def whole(found: Sequence[Sequence[Array]]) -> KeptHistories:
+            arrays = dict(zip(coming, found, strict=True))
+            there = (p.kept(arrays[p.table]) for p in self._placed if p.table in arrays)
+            return KeptHistories(in_order(merged([here, *there])), self._tables.held_in(arrays))
+
+        return Coming.together(list(coming.values()), whole)
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         super().hold_back(held_back)

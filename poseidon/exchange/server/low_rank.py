@@ -36,7 +36,7 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import LocalHistories, Step
+from poseidon.exchange.carrier import Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.lossy.low_rank_matrix import (
     DueUpdate,
@@ -46,6 +46,7 @@ from poseidon.exchange.lossy.low_rank_matrix import (
 )
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce
+from poseidon.exchange.ruled import LocalHistories
 from poseidon.exchange.server.placed import Placed, Push
 from poseidon.exchange.server.tables import ServerTables
 from ps_server.protocol.virtual_workers import Node, TreeSum

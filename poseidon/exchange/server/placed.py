@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import CarrierState, KeptHistories, Step
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.carrier_state import CarrierState
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.server.tables import ServerTables
-from ps_server.client import ComingHistory
 
 Push = tuple[int, Tensor]
 """A table, and what to push to it."""
@@ -67,9 +67,9 @@ class Placed(CarrierState, ABC):
         """Return the arrays of a history that its table may be written to, flat; None: none."""
         return None
 
-    def kept(self, coming: ComingHistory | None) -> KeptHistories:
-        """Return the histories that come from the shards; None: they are here."""
-        return self.keep({})
+    def kept(self, arrays: Sequence[Array] | None) -> Mapping[int, History]:
+        """Return the histories, from what the shards have kept of the table; None: nothing."""
+        return self.histories()
 
     def complete(self) -> Sequence[Push]:
         """Note that no gradient comes any more in this iteration. Return what to push now."""
@@ -97,18 +97,11 @@ class InTable(Placed):
     def shaped(self, history: Sequence[Array]) -> Mapping[int, History]:
         """Return the tensors' histories, from the table's, which is flat."""
 
-    def kept(self, coming: ComingHistory | None) -> KeptHistories:
-        if coming is None:
-            return KeptHistories.here(self.shaped(self._tables.own_history(self.table)))
-
-        def found(arrays: Sequence[Array]) -> Mapping[int, History]:
-            return self.shaped(self._tables.history_in(self.table, arrays))
-
-        def poll() -> Mapping[int, History] | None:
-            arrays = coming.poll()
-            return None if arrays is None else found(arrays)
-
-        return KeptHistories(poll, lambda: found(coming.result()))
+    def kept(self, arrays: Sequence[Array] | None) -> Mapping[int, History]:
+        tables, table = self._tables, self.table
+        return self.shaped(
+            tables.own_history(table) if arrays is None else tables.history_in(table, arrays)
+        )
 
 
 class PlacedAlone(InTable):

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import CarrierState, Step
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.carrier_state import CarrierState
 from poseidon.exchange.device import HOST, Event, Streams, device_of
 from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoders
 from poseidon.exchange.observer import Traffic
@@ -330,7 +331,8 @@ class ServerTables(CarrierState):
         if self._client.host:
             return {}
         encoded = [index for index, table in enumerate(self._tables) if table.spec.has_own_value]
-        return self.held_back_there({i: self._client.ask_history(self._first + i) for i in encoded})
+        coming = {index: self._client.ask_history(self._first + index) for index in encoded}
+        return self.held_in({index: each.result() for index, each in coming.items()})
 
     def parts(self) -> dict[str, Tensor]:
         """Return live tensors of what this worker's codecs have held back, by name."""
@@ -351,12 +353,10 @@ class ServerTables(CarrierState):
         held_back = self._client.held_back(self._first + index)
         return {worker: torch.from_numpy(part) for worker, part in held_back.items()}
 
-    def held_back_there(self, coming: Mapping[int, ComingHistory]) -> dict[str, Array]:
-        """Wait for what the shards hold back of these tables."""
-        tables = [(self._tables[index], each) for index, each in coming.items()]
-        return {
-            of_values(t.spec.name): each.result()[-1] for t, each in tables if t.spec.has_own_value
-        }
+    def held_in(self, kept: Mapping[int, Sequence[Array]]) -> dict[str, Array]:
+        """Return what the shards hold back among what they have kept of these tables."""
+        tables = [(self._tables[index].spec, arrays) for index, arrays in kept.items()]
+        return {of_values(spec.name): found[-1] for spec, found in tables if spec.has_own_value}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         for table in self._tables:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.carrier import RuledTensor, Step
+from poseidon.exchange.carrier import Step
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.lossy.low_rank_matrix import DueUpdate, LowRank, factor_tables, matrices_of
+from poseidon.exchange.ruled import RuledTensor
 from ps_server import Rule
 from ps_server.rules import update
 

@@ -6,10 +6,11 @@ from collections.abc import Container
 
 import pytest
 
-from poseidon.engine.kept_state import LEAST_BYTES, Copying, KeptState, StateCopy
+from poseidon.engine.kept_state import LEAST_BYTES, KeptState, StateCopy
 from poseidon.exchange.broadcast import PIECE_BYTES
 from poseidon.exchange.job_control import JobControl
 from ps_server import Collection, Signal, SignalKind
+from ps_server.collection import Coming
 
 
 class Meeting:
@@ -63,7 +64,7 @@ def coming(sent: list[bytes], iterations: int) -> tuple[Meeting, list[StateCopy]
         copies.append(
             StateCopy(
                 own,
-                {"values": Copying.here(7)} if keeps else {},
+                {"values": Coming.here(7)} if keeps else {},
                 meeting.control(rank),
                 count=len(sent),
                 rank=rank,
@@ -107,7 +108,7 @@ def test_small_states_come_at_once() -> None:
 
 def test_a_value_on_its_way_is_awaited() -> None:
     came: list[str] = []
-    late = Copying(lambda: came or None, lambda: "late")
+    late = Coming(lambda: came or None, lambda: "late")
     meeting = Meeting(1)
     copy = StateCopy(
         b"", {"values": late}, meeting.control(0), count=1, rank=0, keeps=True, note=b""

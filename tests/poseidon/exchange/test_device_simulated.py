@@ -16,7 +16,6 @@ from torch import Tensor
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
-from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.device import DONE, HOST, Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import products
@@ -27,6 +26,7 @@ from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeKind
+from poseidon.exchange.ruled import RuledTensor
 from poseidon.exchange.server import tables
 from poseidon.exchange.server.table import ServerTable
 from poseidon.torch.module_watch import SentGradients

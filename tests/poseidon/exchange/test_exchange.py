@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
-from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.carrier import Carrier, Step
+from poseidon.exchange.carrier_state import CarrierState
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneControl, JobControl
 from poseidon.exchange.observer import ObservedCall, Observer, Traffic
@@ -54,7 +55,7 @@ class NotedState(CarrierState):
         self.given = held_back
 
 
-class Noted(GradientCarrier, FactoredCarrier):
+class Noted(Carrier):
     """Writes down the calls."""
 
     def __init__(

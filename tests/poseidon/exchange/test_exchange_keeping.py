@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.carrier import KeptHistories as State
+from poseidon.exchange.carrier_state import KeptHistories
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Interrupted
+from ps_server.collection import Coming
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.elastic import ADAM, Case, Part, Worker, together
 
@@ -44,7 +45,7 @@ class Kept:
     """The state after one iteration, on the worker that holds it."""
 
     values: list[torch.Tensor] = field(default_factory=list)
-    state: State | None = None
+    state: Coming[KeptHistories] | None = None
     histories: Sequence[History] = ()
     held_back: dict[str, Array] = field(default_factory=dict)
     """Of all workers."""
@@ -82,9 +83,9 @@ def interrupted(case: Case, workers: list[Worker], holder: int) -> Kept:
         train(part, KEPT_AT, KEPT_AT + 2)
         if part.worker is workers[holder]:
             assert kept.state is not None
-            kept.histories = list(kept.state.result().values())
+            kept.histories = list(kept.state.result().histories.values())
             assert kept.state.poll() is not None
-            own |= kept.state.held_back()
+            own |= kept.state.result().held_back
         ready.wait()
         kept.held_back |= own
         exchange.interrupt(Interrupted("a worker is lost"))
@@ -130,11 +131,11 @@ def test_earlier_memory_is_used_again(kind: ExchangeKind) -> None:
         exchange.open(None)
         part.train(0)
         exchange.settle()
-        first = exchange.state.keep({}).result()
+        first = exchange.state.keep({}).result().histories
         before = [array.copy() for array in first[large]]
         part.train(1)
         exchange.settle()
-        second = exchange.state.keep(first).result()
+        second = exchange.state.keep(first).result().histories
         for own, array, earlier in zip(second[large], first[large], before, strict=True):
             assert np.shares_memory(own, array)
             assert not np.array_equal(own, earlier)
@@ -179,7 +180,7 @@ def test_any_worker_of_a_host_keeps_the_state_of_all_its_tensors() -> None:
         exchange.settle()
         kept = exchange.state.keep({})
         part.train(1)
-        histories = kept.result()
+        histories = kept.result().histories
         assert [*histories] == [*range(len(part.worker.tensors))]
         assert any(array.any() for history in histories.values() for array in history)
 

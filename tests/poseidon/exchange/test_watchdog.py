@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from poseidon.exchange.base import ExchangeSettings
-from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier
+from poseidon.exchange.carrier import Carrier
+from poseidon.exchange.carrier_state import CarrierState
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneControl
 from poseidon.exchange.watchdog import Reading, Watchdog
@@ -60,7 +61,7 @@ def test_who_waits_for_others_does_not_hang(clock: Clock) -> None:
     assert watchdog.read() == Reading(still_s=3.0, waiting=False, waited_s=600.0)
 
 
-class Slow(GradientCarrier, FactoredCarrier):
+class Slow(Carrier):
     """A carrier of which every call takes a second."""
 
     indices, by_factors = (0, 1), frozenset({1})

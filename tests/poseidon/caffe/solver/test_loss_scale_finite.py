@@ -16,8 +16,8 @@ from poseidon.caffe.solver import loss_scale
 from poseidon.caffe.solver.loss_scale import LossCheck, not_finite
 from poseidon.engine.snapshot_files import SnapshotSettings
 from poseidon.errors import JobError
-from poseidon.exchange.carrier import LocalHistories
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.ruled import LocalHistories
 from tests.support.training import Job, run, write_definitions
 from tests.support.training_processes import make_data
 

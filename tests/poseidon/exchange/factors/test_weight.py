@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.device import DONE
 from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight, WeightProgress
+from poseidon.exchange.ruled import RuledTensor
 from ps_server import Rule
 from tests.support.factor_frames import pair_of
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.carrier import RuledTensor
 from poseidon.exchange.lossy.low_rank_matrix import (
     LowRank,
     factor_tables,
@@ -15,6 +14,7 @@ from poseidon.exchange.lossy.low_rank_matrix import (
     orthonormal,
     subtracted_product,
 )
+from poseidon.exchange.ruled import RuledTensor
 from ps_server import Rule, native
 from ps_server.codecs.int8 import Int8
 from tests.support import needs

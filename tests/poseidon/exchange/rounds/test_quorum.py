@@ -189,7 +189,7 @@ def test_histories_are_of_one_round() -> None:
             found[rank] = [
                 np.asarray(history[-1]) for history in exchange.state.histories().values()
             ]
-            kept = exchange.state.keep({}).result()
+            kept = exchange.state.keep({}).result().histories
             exchange.control.all_gather(b"")
             if rank == 0:
                 for own, other in zip(found[0], kept.values(), strict=True):
