@@ -33,7 +33,12 @@ from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.turns import stacked
-from poseidon.torch.ddp_replicas import ComparedModule, DdpReplicas, reduced_parameters
+from poseidon.torch.ddp_replicas import (
+    ComparedModule,
+    DdpReplicas,
+    has_hook,
+    reduced_parameters,
+)
 from poseidon.torch.divided_reducer import reduced_between_hosts
 from poseidon.torch.masters import TYPES
 from poseidon.torch.process_group.functions import (
@@ -122,18 +127,19 @@ class BucketReducer(MeanReducer):
             KeyboardInterrupt: the job was asked to stop.
         """
         assert isinstance(module, DistributedDataParallel)
-        if module._comm_hooks and not self._says_hook:
-            self._says_hook = True
-            for tap in self._taps.values():  # DDP orders gradients as they come: as without taps
-                tap.close()
-            self._taps.clear()
-            given = self._context.member.options.first_given()
-            if given and self._context.worker.rank == 0:
-                LOGGER.warning(OWN_HOOK.format(given=given))
-        elif not (self._is_hook or module._comm_hooks):
-            self._is_hook = True
-            module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
-            module._comm_hooks.clear()  # what torch pickles: copies are reduced by torch itself
+        if not (self._is_hook or self._says_hook) and torch.is_grad_enabled():
+            if has_hook(module):
+                self._says_hook = True
+                for tap in self._taps.values():  # DDP orders gradients as they come: as without
+                    tap.close()
+                self._taps.clear()
+                given = self._context.member.options.first_given()
+                if given and self._context.worker.rank == 0:
+                    LOGGER.warning(OWN_HOOK.format(given=given))
+            else:
+                self._is_hook = True
+                module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
+                module._comm_hooks.clear()  # what torch pickles: torch itself reduces copies
         # as torch decides it: in a forward pass, for the next backward pass alone
         is_reduced = module.require_backward_grad_sync and torch.is_grad_enabled()
         self._reduces = self._is_hook and is_reduced

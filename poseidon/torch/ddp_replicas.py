@@ -36,6 +36,11 @@ def reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Paramete
     }
 
 
+def has_hook(module: DistributedDataParallel) -> bool:
+    """Return whether a module has a communication hook, in Python or one that torch has built in."""
+    return bool(module._get_ddp_logging_data().get("comm_hook"))
+
+
 class DdpReplicas:
     """The replicas of one module, or of a part of it, on all workers that have it.
 
@@ -142,7 +147,7 @@ class ComparedModule:
     def _before_forward(self, module: nn.Module, _: object) -> None:
         """Become the communication hook unless the script has registered one of its own."""
         assert isinstance(module, DistributedDataParallel)
-        if not (self._is_hook or module._comm_hooks):
+        if not self._is_hook and torch.is_grad_enabled() and not has_hook(module):
             self._is_hook = True
             module.register_comm_hook(self._group, lambda _, bucket: self._reduce(bucket))
             module._comm_hooks.clear()  # what torch pickles

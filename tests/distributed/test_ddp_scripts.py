@@ -185,11 +185,19 @@ with uneven.join(divide_by_initial_world_size=False):
         near(uneven, mean_of(build, losses[step:]))
 
 # a hook of the script's own, over the process group
-own = DistributedDataParallel(build())
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-own.register_comm_hook(dist.group.WORLD, allreduce_hook)
-loss(own).backward()
-near(own, mean_of(build, losses))
+for register, *hook in (
+    (DistributedDataParallel.register_comm_hook, dist.group.WORLD, allreduce_hook),
+    (DistributedDataParallel._register_builtin_comm_hook, dist.BuiltinCommHookType.ALLREDUCE),
+):
+    own = DistributedDataParallel(build())
+    with torch.no_grad():
+        loss(own)
+    register(own, *hook)
+    for _ in range(2):
+        own.zero_grad()
+        loss(own).backward()
+        near(own, mean_of(build, losses))
 
 # rates that are not the same on all workers
 apart = DistributedDataParallel(build())

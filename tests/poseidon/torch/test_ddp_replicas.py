@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.errors import JobError
@@ -186,6 +187,32 @@ def test_a_module_that_the_process_group_reduces_is_compared(mesh: Mesh) -> None
     other = b'{"weight": "00000000"}'
     with pytest.raises(JobError, match=r"'weight' on worker 1 is not as on worker 0"):
         trained(mesh, lambda own: other, 3)
+
+
+def by_hook(module: DistributedDataParallel) -> None:
+    module.register_comm_hook(None, allreduce_hook)
+
+
+def built_in(module: DistributedDataParallel) -> None:
+    distributed: Any = torch.distributed
+    module._register_builtin_comm_hook(distributed.BuiltinCommHookType.ALLREDUCE)
+
+
+@pytest.mark.parametrize("register_hook", [by_hook, built_in])
+def test_a_script_registers_a_hook_after_an_evaluation(
+    mesh: Mesh, register_hook: Callable[[DistributedDataParallel], None]
+) -> None:
+    initialize(mesh)
+    try:
+        with modules_compared(ExchangeOptions(check_replicas=5)):
+            module = DistributedDataParallel(nn.Linear(2, 1))
+        with torch.no_grad():
+            module(torch.ones(1, 2))
+        register_hook(module)
+        module(torch.ones(1, 2)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert module.module.weight.grad.tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize("is_evaluation", [False, True])
