@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from poseidon.caffe.layers.base import times
 from poseidon.caffe.layers.blob import Blob
-from poseidon.caffe.net.load import in_order
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.snapshot.caffemodel import read_model, write_model
 from poseidon.caffe.snapshot.hdf5 import write_model as write_hdf5
@@ -45,18 +44,18 @@ def load_weights(net: NetGraph, path: Path, *, own: bool = False) -> None:
     """Load saved weights by layer name.
 
     Args:
-        own: this net has written them, for a state. Layers of one name each get their own blobs.
+        own: this net has written them, for a state.
 
     Raises:
-        SnapshotError: the file cannot be read, or the blobs of a layer have other shapes. The net
-            is then unchanged.
+        SnapshotError: the file cannot be read, or the blobs of a layer have other shapes, or are
+            missing in its own state. The net is then unchanged.
     """
     saved = read_model(path)
     for node in net.nodes:
         for blob in node.blobs:
             blob.write_data()  # copies the user's changes first
         node.clear_graph()
-    net.compiled.load_blobs(in_order(saved) if own else saved)
+    net.compiled.load_blobs(saved, own=own)
 
 
 def save_weights(net: NetGraph, path: Path, *, hdf5: bool = False, diffs: bool = False) -> None:

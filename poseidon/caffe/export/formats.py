@@ -29,7 +29,7 @@ from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.proto.definition import NetDefinition, read_net
 from poseidon.caffe.snapshot.caffemodel import write_model
-from poseidon.caffe.tools.solo import load_models
+from poseidon.caffe.tools.solo import fill
 from poseidon.engine.snapshot_files import write_atomically
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 
@@ -59,7 +59,7 @@ def open_for_inference(
     state = definition.state(TEST, stages=stages)
     definition = inference_definition(filter_phase(definition, state), shapes)
     net = compile_net(definition, LayerContext(phase=TEST, seed=1), state=state)
-    load_models(net, weights)
+    fill(net, weights)
     return net
 
 

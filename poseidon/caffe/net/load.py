@@ -4,7 +4,8 @@ Law: the rules are Caffe's (Net::CopyTrainedLayersFrom). A saved layer that is n
 ignored. A layer of the net that is not saved keeps its values. The blobs of a layer that is in both
 must match in number and shape, except that a shared blob may be missing (as in Caffe's HDF5
 models). The net is changed only if everything matches. If layers have one name, each saved one goes
-to the net's first, so the last stays; a net's own state is loaded by `in_order` instead.
+to the net's first, so the last stays. A net's own state has blobs for each layer, and of two layers
+of a name the second gets those of the second.
 """
 
 from __future__ import annotations
@@ -51,15 +52,14 @@ class LoadReport:
         unchanged: fc8; not in this net: fc9`.
         """
         layers = "1 layer" if len(self.copied) == 1 else f"{len(self.copied)} layers"
-        parts = [
-            f"weights of {layers} loaded" + (f" ({_some(self.copied)})" if self.copied else "")
-        ]
-        parts += [f"unchanged: {_some(self.kept)}"] if self.kept else []
-        parts += [f"not in this net: {_some(self.ignored)}"] if self.ignored else []
+        parts = [f"weights of {layers} loaded" + (f" ({some(self.copied)})" if self.copied else "")]
+        parts += [f"unchanged: {some(self.kept)}"] if self.kept else []
+        parts += [f"not in this net: {some(self.ignored)}"] if self.ignored else []
         return "; ".join(parts)
 
 
-def _some(names: Sequence[str], most: int = 10) -> str:
+def some(names: Sequence[str], most: int = 10) -> str:
+    """Return the first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -68,6 +68,7 @@ def load_blobs(
     saved: Iterable[tuple[str, Arrays]],
     *,
     shared: Collection[str] = (),
+    own: bool = False,
 ) -> LoadReport:
     """Copy saved blobs to the layers of the same names.
 
@@ -75,14 +76,16 @@ def load_blobs(
         layers: the net's layers by distinct name (`DistinctNames`).
         saved: the name and the blobs of each saved layer.
         shared: the name `<layer>.<index>` of each blob that another layer owns.
+        own: the net has saved them, for a state.
 
     Raises:
-        SnapshotError: the blobs of a layer differ in number or shape. The net is then unchanged.
+        SnapshotError: the blobs of a layer differ in number or shape, or are missing in the net's
+            own state. The net is then unchanged.
     """
     pairs: list[tuple[Tensor, NDArray[Any]]] = []
     copied: dict[str, Arrays] = {}
     ignored = []
-    for name, arrays in saved:
+    for name, arrays in _in_order(saved) if own else saved:
         if name not in layers:
             ignored.append(name)
         elif arrays:
@@ -95,16 +98,26 @@ def load_blobs(
                     name,
                 )
             copied[name] = arrays
+    kept = tuple(name for name, layer in layers.items() if layer.blob_specs and name not in copied)
+    lacking = [
+        name
+        for name in kept
+        if any(f"{name}.{index}" not in shared for index in range(len(layers[name].blob_specs)))
+    ]
+    if own and lacking:
+        raise SnapshotError(
+            f"the model has no weights for {some(lacking)}: a solver resumes with the net that has "
+            "written it, or starts anew from its weights"
+        )
     with torch.no_grad():
         for blob, array in pairs:
             blob.copy_(
                 torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(blob.shape)
             )
-    kept = tuple(name for name, layer in layers.items() if layer.blob_specs and name not in copied)
     return LoadReport(copied=tuple(copied), ignored=tuple(ignored), kept=kept)
 
 
-def in_order(saved: Iterable[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
+def _in_order(saved: Iterable[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
     """Return a net's own saved blobs by distinct name, so that the second layer of a name gets
     the blobs of the second.
     """

@@ -327,18 +327,23 @@ class Net(nn.Module):
             if isinstance(layer, ReadingSource) and layer.reader is not None
         ]
 
-    def load_blobs(self, saved: Iterable[tuple[str, Arrays]]) -> LoadReport:
+    def load_blobs(self, saved: Iterable[tuple[str, Arrays]], *, own: bool = False) -> LoadReport:
         """Load saved blobs by layer name; see `poseidon.caffe.net.load`.
 
+        Args:
+            own: this net has saved them, for a state.
+
         Raises:
-            SnapshotError: the blobs of a layer differ in number or shape.
+            SnapshotError: the blobs of a layer differ in number or shape, or are missing in the
+                net's own state.
         """
         layers = self.layers_by_name
         owned = self.owned_blobs()
         names = (
             f"{name}.{i}" for name, layer in layers.items() for i in range(len(layer.blob_specs))
         )
-        return load_blobs(layers, saved, shared={name for name in names if name not in owned})
+        shared = {name for name in names if name not in owned}
+        return load_blobs(layers, saved, shared=shared, own=own)
 
     def owned_blobs(self) -> frozenset[str]:
         """Return the names `<layer>.<index>` of the blobs that are not shared from another

@@ -33,7 +33,7 @@ from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.data.staging import TESTING, Report, silent
 from poseidon.caffe.layers.base import CPU, LayerContext
 from poseidon.caffe.net.compile import compile_net
-from poseidon.caffe.net.load import LoadReport, in_order
+from poseidon.caffe.net.load import LoadReport, some
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TransformationParameter
 from poseidon.caffe.proto.definition import read_net
@@ -45,6 +45,8 @@ from poseidon.exchange.compute_options import DEFAULT_COMPUTE, ComputeOptions
 from poseidon.exchange.device import TYPES
 from poseidon.observe.metrics.glog_lines import GlogLine, batch_line, interrupted, score_lines
 from poseidon.observe.metrics.record import Output
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
         )
     net = compile_net(definition, context, state=state)
     try:
-        load_models(net, request.weights)
+        fill(net, request.weights)
     except BaseException:
         net.close()
         raise
@@ -108,13 +110,32 @@ def zero_inputs(net: Net) -> dict[str, Tensor]:
     }
 
 
+def fill(net: Net, models: Sequence[Path]) -> None:
+    """Copy the weights of models into a net that is not trained, and warn of layers that none of
+    them has. What it raises is as for `load_models`.
+    """
+    reports = [report for _, report in load_models(net, models)]
+    kept = [
+        name
+        for name in (reports[0].kept if reports else ())
+        if all(name in report.kept for report in reports)
+    ]
+    if kept:
+        LOGGER.warning(
+            "%s: there are no weights for %s in %s; the values of the fillers stay",
+            net.definition.source,
+            some(kept),
+            ", ".join(map(str, models)),
+        )
+
+
 def load_models(
     net: Net, models: Sequence[Path], *, own: bool = False
 ) -> list[tuple[Path, LoadReport]]:
     """Copy the weights of models by layer name, later ones over earlier ones.
 
     Args:
-        own: the net has written them, for a state. Layers of one name each get their own blobs.
+        own: the net has written them, for a state.
 
     Returns:
         What was and was not copied from each.
@@ -126,8 +147,7 @@ def load_models(
     reports = []
     for path in models:
         try:
-            saved = read_model(path)
-            reports.append((path, net.load_blobs(in_order(saved) if own else saved)))
+            reports.append((path, net.load_blobs(read_model(path), own=own)))
         except SnapshotError as error:
             raise SnapshotError(
                 str(error) if str(path) in str(error) else f"{path}: {error}"
@@ -200,7 +220,6 @@ class PictureScores:
         return scores.reshape(-1)
 
 
-LOGGER = logging.getLogger(__name__)
 # SSD's default.
 AP_VERSION = "Integral"
 

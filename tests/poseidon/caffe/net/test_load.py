@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from poseidon.caffe.net.load import in_order, same_shape
+from poseidon.caffe.net.load import same_shape
 from poseidon.caffe.net.net import Net
 from poseidon.errors import SnapshotError
 from tests.support.nets import build, inputs, layer
@@ -93,7 +93,7 @@ def test_saved_layers_of_one_name_go_to_the_first_and_own_ones_to_each(
     assert "two layers 'ip' with different blobs" in caplog.text
     assert (first[1].blobs()[0].detach().numpy() == weight + 1).all()
     assert not second[1].blobs()[0].any()
-    net.load_blobs(in_order(saved))
+    net.load_blobs(saved, own=True)
     for (_, layer_), (_, arrays) in zip((first, second), saved, strict=True):
         assert all(
             (blob.detach().numpy() == array).all()
@@ -102,3 +102,20 @@ def test_saved_layers_of_one_name_go_to_the_first_and_own_ones_to_each(
     caplog.clear()
     net.load_blobs([saved[0], saved[0]])
     assert not caplog.text
+
+
+def test_a_nets_own_state_has_all_its_weights() -> None:
+    net = build(TEXT.replace('"ip"', '"renamed"'))
+    saved = [("ip", [WEIGHT, BIAS])]
+    assert net.load_blobs(saved).kept == ("renamed",)
+    with pytest.raises(SnapshotError, match="no weights for renamed"):
+        net.load_blobs(saved, own=True)
+
+
+def test_a_layer_whose_blobs_are_all_shared_may_be_missing_in_a_nets_own_state() -> None:
+    """Caffe's HDF5 models have nothing of it."""
+    body = "param { name: 'w' } param { name: 'b' } inner_product_param { num_output: 3 }"
+    text = inputs(x=(2, 3)) + layer("InnerProduct", "x", "y", body, name="a")
+    net = build(text + layer("InnerProduct", "y", "z", body, name="b"))
+    net.load_blobs([("a", [np.eye(3), np.ones(3)]), ("b", [])], own=True)
+    assert all(arrays[1].all() for name, _, arrays in net.layer_blobs() if name in "ab")

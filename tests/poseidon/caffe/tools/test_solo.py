@@ -55,6 +55,17 @@ def test_later_models_go_over_earlier_ones(net_file: Path, tmp_path: Path) -> No
     assert values == {"a": 1, "b": 2}
 
 
+def test_a_layer_without_weights_is_named(
+    net_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = (model(tmp_path / "1.caffemodel", a=1), model(tmp_path / "2.caffemodel", other=3))
+    open_net(NetRequest(model=net_file, phase=TEST, weights=weights)).close()
+    assert "there are no weights for b in" in caplog.text
+    caplog.clear()
+    open_net(NetRequest(model=net_file, phase=TEST)).close()
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     ("state", "phase", "level", "stages", "there"),
     [
