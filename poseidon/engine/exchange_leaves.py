@@ -76,7 +76,6 @@ class ExchangeLeaves:
             ),
             write=self.hold_back,
             copy=lambda _: self._at_first(self._exchange.state.parts()),
-            is_opened=True,
         )
 
     def on_shards(self) -> Leaf:
@@ -87,7 +86,6 @@ class ExchangeLeaves:
             stage=LeafStage.EXCHANGE,
             read=dict,
             copy=lambda _: Coming(lambda: True, self._held_on_shards),
-            is_opened=True,
         )
 
     def _at_first(self, held_back: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -122,7 +120,6 @@ class ExchangeLeaves:
             write=self._write,
             resize=_mean,
             copy=(lambda _: [None] * len(self._own)) if self._is_private else self._copy,
-            is_opened=True,
         )
         return [history, self.outer(splits=False)]
 
@@ -140,7 +137,6 @@ class ExchangeLeaves:
             write=self._write_outer,
             copy=self._copy if self._is_private else None,
             may_miss=True,
-            is_opened=True,
         )
 
     def replicated(self) -> Mapping[str, Tensor]:

@@ -56,9 +56,10 @@ class KeptState:
         each = [own[here[number * len(here) // self.count]] for number in range(self.count)]
         return {"workers": self.count, **shared, "own": each}
 
-    def own(self, rank: int) -> list[dict[str, Any]]:
-        """Return the states of the virtual workers of one worker."""
-        return list(self._of(rank)[1].values()) if rank in self.sent else []
+    def part(self, rank: int) -> dict[str, Any]:
+        """Return as much of it as one worker has sent."""
+        own = self._of(rank)[1] if rank in self.sent else {}
+        return {"workers": self.count, "own": [own.get(n, {}) for n in range(self.count)]}
 
     def _of(self, rank: int) -> Any:
         return unpacked(self.sent[rank], f"the state of worker {rank}")

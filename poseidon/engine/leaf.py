@@ -117,8 +117,6 @@ class Leaf:
             `StateTree.copy`; with `VIRTUAL` returns it. It may write to what it has returned before
             (None: nothing). None: `read` does.
         may_miss: whether states of other kinds of jobs, which also fit, have no such leaf.
-        is_opened: whether the exchange brings it from rank 0 to all workers when it opens. With
-            `VIRTUAL` a value is a mapping, whose names no other virtual worker has.
     """
 
     name: str
@@ -132,7 +130,6 @@ class Leaf:
     enter: Callable[[int], object] | None = None
     copy: Callable[[Any], Any] | None = None
     may_miss: bool = False
-    is_opened: bool = False
 
     @classmethod
     def shared(

@@ -195,12 +195,15 @@ class StateTree:
         source: StateSource,
         opens: Callable[[], object],
         on_resized: Callable[[Mapping[str, Any], StateSource], object] = lambda *_: None,
+        gather: Gather | None = None,
     ) -> None:
-        """Load a state that all workers have. All call it together.
+        """Load a state. All workers call it together.
 
         Args:
             opens: called before the stages after `UPDATE`.
             on_resized: called with a state of a different number of virtual workers.
+            gather: brings the stages after `UPDATE` from rank 0, once the exchange is open. It has
+                brought the others, but for what a worker has of its own. None: all have the state.
 
         Raises:
             SnapshotError: it does not fit.
@@ -211,42 +214,14 @@ class StateTree:
         of_open = [leaf for leaf in self._leaves if leaf.stage <= LeafStage.UPDATE]
         self._write(of_open, state, source)
         opens()
+        if gather is not None:
+            rest = packed(_without(state, {leaf.name for leaf in of_open}))
+            state = self.brought(rest, source, gather)
         self._write([leaf for leaf in self._leaves if leaf not in of_open], state, source)
 
     def _write(self, leaves: Sequence[Leaf], state: Mapping[str, Any], source: StateSource) -> None:
         for leaf in sorted(leaves, key=lambda leaf: leaf.stage):
             leaf.write(self._found(state, leaf, source))
-
-    def load_kept(
-        self,
-        kept: KeptState | None,
-        source: StateSource,
-        opens: Callable[[], object],
-        gather: Gather,
-    ) -> None:
-        """Load the state in rank 0's memory. All workers call it together.
-
-        What the exchange brings as it opens is not sent here: other workers begin with what they
-        have kept of it themselves.
-
-        Args:
-            kept: by this worker, of the iteration of rank 0's; None: nothing.
-            opens: opens the exchange.
-        """
-        state: dict[str, Any] = {"own": []}
-        opened = [leaf for leaf in self._leaves if leaf.is_opened]
-        if kept is not None and self._rank == 0:
-            state = kept.whole()
-        elif kept is not None:
-            for one in kept.own(self._rank):
-                for name in [leaf.name for leaf in opened if one.get(leaf.name)]:
-                    state[name] = {**state.get(name, {}), **one[name]}
-        self._write(opened, state, source)
-        opens()
-        names = {leaf.name for leaf in opened}
-        sent = packed(_without(state, names)) if self._rank == 0 else None
-        rest = [leaf for leaf in self._leaves if not leaf.is_opened]
-        self._write(rest, self.brought(sent, source, gather), source)
 
     def _resized(self, state: Mapping[str, Any], source: StateSource) -> dict[str, Any]:
         """Return a state of a different number of virtual workers for this job's.

@@ -34,6 +34,8 @@ from poseidon.caffe.tools.preflight import require_loss
 from poseidon.caffe.tools.solo import load_models
 from poseidon.engine.random_streams import seed_generators
 from poseidon.exchange.base import Trained
+from poseidon.exchange.broadcast import bring_parts
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from ps_server import StoreSpec
 from ps_server.protocol.placement import place
@@ -76,7 +78,6 @@ class Replica:
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.
         fixed: the values of all other blobs, by name.
-        is_filled: whether those are the job's; a process that joins it later has those of fillers.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class Replica:
                 for info in self.train.parameters_info
                 if info.name not in names
             }
-            self.is_filled = False
+            self._is_filled = False
+            """Whether those are the job's; a process that joins it later has those of fillers."""
         except BaseException:
             self.close()
             raise
@@ -237,9 +239,17 @@ class Replica:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
         """
         reports = load_models(self.train, models, own=own)
-        self.is_filled = True
+        self._is_filled = True
         notes = [f"{path}: {report.summary()}" for path, report in reports]
         return notes if own else [*notes, *self.load_tests(models)]
+
+    def bring_fixed(self, control: JobControl) -> None:
+        """Bring blobs that are not exchanged from rank 0 to processes that have joined the job. All
+        workers call it together.
+        """
+        given = {name: value.cpu().numpy() for name, value in self.fixed.items()}
+        bring_parts(self.fixed, given if self._is_filled else {}, control, rank=self.rank)
+        self._is_filled = True
 
     def load_tests(self, models: Sequence[Path]) -> list[str]:
         """Copy the weights of models to layers that only test nets have, as Caffe copies them to

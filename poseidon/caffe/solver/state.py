@@ -110,7 +110,6 @@ class SolverState:
                 "iteration",
                 lambda: self._session.iterations,
                 lambda count: self._session.continue_from(steps=count, iterations=count),
-                stage=LeafStage.MODULE,
             ),
             Leaf(
                 name="values",
@@ -119,7 +118,6 @@ class SolverState:
                 read=self._replica.train.layer_blobs,
                 copy=self._copy_values,
                 write=self._write_values,
-                is_opened=True,
             ),
             self._of_exchange.held_back(),
             self._of_exchange.on_shards(),

@@ -37,7 +37,6 @@ from poseidon.engine.memory import Regrouped, SolverMemory
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import TrainingSession
 from poseidon.errors import JobError, SnapshotError
-from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import Scheme
@@ -146,32 +145,24 @@ class Trainer:
         return smoothed.value if smoothed.losses else None
 
     def open(self, state: Mapping[str, Any] | None, path: Path | None = None) -> None:
-        """Open the exchange with a state on disk; None: a fresh start. All workers call it.
+        """Open the exchange with a state; None: a fresh start. All workers call it together.
 
         Args:
-            state: `Checkpoint.restore`; all workers have the same one.
-            path: of it.
+            state: of a file (`Checkpoint.restore`), the same on all workers; or what this worker
+                has of the state in rank 0's memory.
+            path: of the file; None: the state is from memory.
         """
+        control, tree = self._exchange.control, self._state.tree
         if state is None:
             self._open()
+        elif path is None:
+            tree.write(state, MEMORY, self._open, gather=control.all_gather)
+            self._replica.bring_fixed(control)
         else:
             source = StateSource(name=str(path), is_file=True, path=path)
-            self._state.tree.write(state, source, self._open, self._state.say_resized)
+            tree.write(state, source, self._open, self._state.say_resized)
+        if state is not None:
             self._on(LoopEvent.LOAD)
-        self._begin()
-
-    def open_from_memory(self, kept: KeptState | None) -> None:
-        """Open the exchange with the snapshot in rank 0's memory. All workers call it together.
-
-        Args:
-            kept: that this worker has of it; None: nothing.
-        """
-        replica, control = self._replica, self._exchange.control
-        self._state.tree.load_kept(kept, MEMORY, self._open, control.all_gather)
-        given = {name: value.cpu().numpy() for name, value in replica.fixed.items()}
-        bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=replica.rank)
-        replica.is_filled = True
-        self._on(LoopEvent.LOAD)
         self._begin()
 
     def _open(self) -> None:

@@ -175,11 +175,11 @@ class SolverWork(TrainingWork[JobDocument]):
             writer=self._writer,
             job=document.job,
         )
-        kept = self._kept() if document.rewind >= 0 else None
-        state = self._read_state(replica, checkpoint) if document.rewind < 0 else None
+        from_memory = document.rewind >= 0
+        state = self._kept_state() if from_memory else self._read_state(replica, checkpoint)
         if replica.settings.snapshot or replica.settings.param.snapshot_after_train:
             checkpoint.begin()
-        start = max(document.rewind, 0) if state is None else state["iteration"]
+        start = document.rewind if from_memory else 0 if state is None else state["iteration"]
         trace = self.open_trace()
         self.launcher.send("ready")
         watchdog = self.launcher.heartbeat.watchdog
@@ -195,7 +195,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 self.membership(),
                 self.launcher.exchange_addresses,
                 trace=trace,
-                schemes=self._known_schemes(replica, state, kept),
+                schemes=self._known_schemes(replica, state),
             )
         if built.recorded or (
             document.member.options.kind is ExchangeKind.HYBRID and built.store is not None
@@ -207,10 +207,8 @@ class SolverWork(TrainingWork[JobDocument]):
         self._watch(replica)
         try:
             with self._trainer(replica, built, checkpoint, start) as trainer:
-                if document.rewind >= 0:
-                    trainer.open_from_memory(kept)
-                else:
-                    trainer.open(state, Path(document.snapshot))
+                trainer.open(state, None if from_memory else Path(document.snapshot))
+                del state  # it may be as large as the nets
                 _freeze_objects()
                 self.launcher.forward_requests(built.exchange, document.rank)
                 if document.rank == 0:
@@ -258,12 +256,12 @@ class SolverWork(TrainingWork[JobDocument]):
         return self.own_time()
 
     def _known_schemes(
-        self, replica: Replica, state: Mapping[str, Any] | None, kept: KeptState | None
+        self, replica: Replica, state: Mapping[str, Any] | None
     ) -> tuple[Scheme, ...]:
         """Return the schemes that an earlier start or run has chosen; empty: none."""
         if schemes := self.document.schemes([trained.name for trained in replica.trained]):
             return schemes
-        if kept is not None:
+        if self.document.rewind >= 0:
             return self._schemes
         return tuple(map(Scheme, {} if state is None else state.get("schemes", ())))
 
@@ -283,19 +281,22 @@ class SolverWork(TrainingWork[JobDocument]):
             LOGGER.info("continuing from %s at iteration %d", name, iteration)
         return state
 
-    def _kept(self) -> KeptState | None:
+    def _kept_state(self) -> dict[str, Any]:
         """Return what this worker has of the memory snapshot from which the job continues.
 
         Raises:
             JobError: this is rank 0, and it does not have the snapshot.
         """
-        rewind, newest = self.document.rewind, None if self._memory is None else self._memory.newest
-        kept = newest.content if newest is not None and newest.iteration == rewind else None
-        if self.document.rank == 0:
-            if kept is None or not kept.is_whole:
-                raise JobError(f"worker 0 has no memory snapshot of iteration {rewind}")
-            LOGGER.info("continuing from memory at iteration %d", rewind)
-        return kept
+        document, newest = self.document, None if self._memory is None else self._memory.newest
+        kept = KeptState(count=document.member.by_worker.count, shared={}, sent={})
+        if newest is not None and newest.iteration == document.rewind:
+            kept = newest.content
+        if document.rank:
+            return kept.part(document.rank)
+        if not kept.is_whole:
+            raise JobError(f"worker 0 has no memory snapshot of iteration {document.rewind}")
+        LOGGER.info("continuing from memory at iteration %d", document.rewind)
+        return kept.whole()
 
     def _log_notes(self, notes: list[str]) -> None:
         if self.document.rank == 0:

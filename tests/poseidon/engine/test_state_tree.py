@@ -169,9 +169,9 @@ def test_a_copy_in_memory_starts_all_workers() -> None:
         leaf = Leaf(
             name="held",
             scope=Scope.VIRTUAL,
-            read=lambda own=own: own,
+            stage=LeafStage.EXCHANGE,
+            read=lambda own=own: own,  # type: ignore[misc]
             write=write,
-            is_opened=True,  # type: ignore[misc]
         )
         process.tree.add([leaf])
     copies = [
@@ -182,19 +182,19 @@ def test_a_copy_in_memory_starts_all_workers() -> None:
         copy.spread(1)
     kept = [copy.result() for copy in copies]
     assert [one.is_whole for one in kept] == [True, False]
+    states = [kept[0].whole(), kept[1].part(1)]
 
     def run(rank: int) -> None:
         process = processes[rank]
-        process.tree.load_kept(
-            kept[rank], SOURCE, lambda: process.log.append("opens"), gathers[rank]
-        )
+        opens = lambda: process.log.append("opens")  # noqa: E731
+        process.tree.write(states[rank], SOURCE, opens, gather=gathers[rank])
 
     gathers = gathering(2)
     assert not failures_on_threads(2, run)
     for process in processes:
-        assert process.log == ["held", "opens", "shared", "first", "root", "each"]
-        assert process.values["shared"] == "shared 0"
+        assert process.log == ["shared", "first", "held", "root", "opens", "each"]
         assert process.values["each"] == [f"each of {number}" for number in process.own]
-    of_each = [{"held of 0": 0}, {}, {"held of 2": 1}, {}]
-    assert processes[0].values["held"] == [None, of_each]
-    assert processes[1].values["held"] == [{"held of 2": 1}, []]
+    assert [process.values["shared"] for process in processes] == ["shared 0", None]
+    held = [{"held of 0": 0}, {}, {"held of 2": 1}, {}]
+    assert processes[0].values["held"] == [None, held]
+    assert processes[1].values["held"] == [None, [None, None, *held[2:]]]
