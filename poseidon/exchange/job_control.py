@@ -149,7 +149,7 @@ class AloneControl(JobControl):
         self.start(iteration + 1)
 
     def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
-        return Collection(lambda: (payload,), lambda: (payload,))
+        return Collection.here((payload,))
 
     def _request(self, kind: SignalKind) -> None:
         with self._lock:

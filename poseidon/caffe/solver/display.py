@@ -40,7 +40,7 @@ class Display:
         log: GlogSink,
         sinks: Sequence[Sink],
         *,
-        began_s: float | None,
+        began_s: float | None = None,
     ) -> None:
         self.log = log
         self._replica = replica
@@ -68,10 +68,7 @@ class Display:
             numbers: the loss and the outputs of each virtual worker of this process.
         """
         payload = join(pack(loss, outputs) for loss, outputs in numbers)
-        if self._own:
-            collection = Collection(lambda: (payload,), lambda: (payload,))
-        else:
-            collection = self._control.gather(payload)
+        collection = Collection.here((payload,)) if self._own else self._control.gather(payload)
         sizes = output_sizes(self._replica.train)
         self._coming.append((partial(self._record, iteration, self.elapsed_s, sizes), collection))
 

@@ -331,10 +331,7 @@ class FrozenHistories:
         return Leaf(
             name="frozen",
             scope=Scope.ROOT,
-            read=lambda: {
-                name: [torch.from_numpy(array) for array in history]
-                for name, history in self.arrays().items()
-            },
+            read=lambda: {n: [*map(torch.from_numpy, own)] for n, own in self.arrays().items()},
             write=lambda found: self.restore(
                 {name: [tensor.numpy() for tensor in of] for name, of in found.shared.items()}
             ),
