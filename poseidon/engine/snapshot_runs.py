@@ -23,8 +23,8 @@ import os
 import re
 import socket
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.base.foreign_files import open_in
@@ -172,19 +172,6 @@ def _parts(name: str) -> tuple[str, int, str]:
 LARGEST_RECORD_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A run that has begun to write snapshots.
-
-    Attributes:
-        beside: the newest snapshot of another run with the same prefix that it does not continue;
-            None: there is none.
-    """
-
-    run: Run
-    beside: Path | None = None
-
-
 class Prefixes:
     """The prefixes with which this process writes snapshots.
 
@@ -195,10 +182,16 @@ class Prefixes:
     def __init__(self, job: str) -> None:
         self._job = job
         self._locks: dict[Path, int] = {}
-        self._begun: dict[tuple[Path, str], Begun] = {}
+        self._runs: dict[tuple[Path, str], Run] = {}
         weakref.finalize(self, _release, self._locks, os.getpid())
 
-    def take(self, prefix: Path, ending: str, resumed: Path | None = None) -> Begun:
+    def take(
+        self,
+        prefix: Path,
+        ending: str,
+        resumed: Path | None = None,
+        on_earlier: Callable[[Path], object] = lambda _: None,
+    ) -> Run:
         """Return the run to write snapshots for, after every other job was refused.
 
         Call it before each snapshot.
@@ -207,29 +200,36 @@ class Prefixes:
             prefix: absolute.
             ending: of the states' names.
             resumed: the state that this run has resumed from.
+            on_earlier: called as the run begins, with the newest snapshot of another run with this
+                prefix that it does not continue.
 
         Raises:
             SnapshotError: another job that runs writes with this prefix.
         """
         self._lock(prefix)
         key = prefix, ending
-        if key not in self._begun:
-            self._begun[key] = self._begin(prefix, ending, resumed)
-        return self._begun[key]
+        if key not in self._runs:
+            self._runs[key] = self._begin(prefix, ending, resumed, on_earlier)
+        return self._runs[key]
 
     def release(self) -> None:
         """Leave all prefixes to other jobs; the next `take` takes its own again."""
         _release(self._locks, os.getpid())
 
-    def _begin(self, prefix: Path, ending: str, resumed: Path | None) -> Begun:
-        found = sealed(prefix, ending)
-        newest = found[-1] if found else None
-        if newest is not None:
-            run = run_of(newest)
+    def _begin(
+        self,
+        prefix: Path,
+        ending: str,
+        resumed: Path | None,
+        on_earlier: Callable[[Path], object],
+    ) -> Run:
+        if found := sealed(prefix, ending):
+            newest, run = found[-1], run_of(found[-1])
             if (self._job and run.job == self._job) or _are_same(newest, resumed):
-                return Begun(Run(number=run.number, job=self._job))
+                return Run(number=run.number, job=self._job)
+            on_earlier(newest)
         number = 1 + max((run.number for run in all_runs(prefix.parent)), default=0)
-        return Begun(Run(number=number, job=self._job), newest)
+        return Run(number=number, job=self._job)
 
     def _lock(self, prefix: Path) -> None:
         path = prefix.with_name(f".{prefix.name}.running")

@@ -111,7 +111,7 @@ class SolverSnapshots:
         model, state = (path(prefix, iteration, hdf5=hdf5) for path in (model_path, state_path))
         make_folder(prefix.parent)
         ending = state.name.removeprefix(f"{prefix.name}_iter_{iteration}")
-        begun = self._prefixes.take(prefix.absolute(), ending, self.restored)
+        own = self._prefixes.take(prefix.absolute(), ending, self.restored)
         LOG.write(*snapshotting(str(model), str(state)))
         save = net.save_hdf5 if hdf5 else net.save
         save(model, param.snapshot_diff)
@@ -122,7 +122,7 @@ class SolverSnapshots:
             current_step=current_step(param, iteration),
         )
         write_state(state, run)
-        seal(state, model, run=begun.run)
+        seal(state, model, run=own)
 
 
 def _prefix(definition: SolverDefinition) -> Path:

@@ -9,7 +9,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from poseidon.engine.snapshot_files import (
     NO_RUN,
     Run,
     check,
-    make_folder,
     seal,
     sums_path,
     write_atomically,
 )
-from poseidon.engine.snapshot_runs import CHECKPOINT, newest_intact, remove_older
+from poseidon.engine.snapshot_runs import CHECKPOINT, remove_older
 from poseidon.errors import SnapshotError, described
 
 FORMAT = 1
@@ -58,41 +57,32 @@ def checkpoint_path(prefix: Path, steps: int | str) -> Path:
     return prefix.with_name(f"{prefix.name}_iter_{steps}{CHECKPOINT}")
 
 
-def prepare_checkpoint(path: Path) -> None:
-    """Make the folder of a checkpoint, and mark an older one of the same name as incomplete.
-
-    Raises:
-        SnapshotError: it cannot be written.
-    """
-    make_folder(path.parent)
-    try:
-        sums_path(path).unlink(missing_ok=True)
-    except OSError as error:
-        raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
-
-
 def write_checkpoint(
-    path: Path, content: bytes, keep: int, others: Sequence[Path] = (), run: Run = NO_RUN
+    path: Path,
+    content: bytes,
+    keep: int,
+    write_others: Callable[[Path], Sequence[Path]] = lambda _: (),
+    run: Run = NO_RUN,
 ) -> None:
     """Write a checkpoint and its checksums, and remove the oldest.
 
     Args:
-        path: made by `checkpoint_path`, after `prepare_checkpoint`.
+        path: made by `checkpoint_path`. Until it is complete, an older one there counts for nothing.
         keep: how many with its prefix stay, the newest; 0: all.
-        others: its other files, which are written already.
+        write_others: writes its other files, and returns them.
         run: that it belongs to.
 
     Raises:
         SnapshotError: it cannot be written; earlier ones are untouched.
     """
+    try:
+        sums_path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
+    others = write_others(path)
     write_atomically(path, content)
     seal(path, *others, run=run)
     remove_older(path, keep)
-
-
-def newest_checkpoint(prefix: Path) -> Path | None:
-    """Return the newest complete checkpoint with this prefix, or None."""
-    return newest_intact(prefix, CHECKPOINT)
 
 
 def read_checkpoint(path: Path) -> bytes:

@@ -14,13 +14,11 @@ from typing import Any
 from poseidon.engine.leaf import MEMORY, Found, Leaf, Scope, StateSource, packed
 from poseidon.engine.loop_table import LoopEvent, State
 from poseidon.engine.snapshot_files import NO_RUN, Run, WrittenSnapshot, make_folder
-from poseidon.engine.snapshot_runs import CHECKPOINT, Prefixes, later_of_others
+from poseidon.engine.snapshot_runs import CHECKPOINT, Prefixes, later_of_others, newest_intact
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.torch.checkpoint_file import (
     checked,
     checkpoint_path,
-    newest_checkpoint,
-    prepare_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
@@ -40,8 +38,6 @@ class GroupCheckpoints:
         self._groups: dict[str, GroupCheckpoints] = {}
         self._resumed: Path | None = None
         """The checkpoint that this group has resumed from, on rank 0."""
-        self._told: set[Path] = set()
-        """Prefixes whose earlier runs were named."""
         self._says_where = False
         if loop.context.checkpoint is not None:
             loop.session.await_state()
@@ -167,8 +163,7 @@ class GroupCheckpoints:
         steps = loop.session.steps
         path = checkpoint_path(prefix, steps)
         if self._is_root:
-            prepare_checkpoint(path)
-            write_checkpoint(path, packed(state), keep, loop.exchanged.tables.write(path), run)
+            write_checkpoint(path, packed(state), keep, loop.exchanged.tables.write, run)
             seconds = time.monotonic() - began_s
             if context.number == 0:
                 context.job.saved(WrittenSnapshot(state=path, iteration=steps, seconds=seconds))
@@ -184,14 +179,13 @@ class GroupCheckpoints:
         if loops.prefixes is None:
             loops.prefixes = Prefixes(self._context.job.name)
         make_folder(prefix.parent)
-        begun = loops.prefixes.take(prefix, CHECKPOINT, self._resumed)
-        if begun.beside is not None and prefix not in self._told:
-            self._told.add(prefix)
-            self._context.job.say(
-                f"{begun.beside} is of an earlier run, which this run does not continue: it stays, "
-                "checkpoints with the same numbers are replaced, and resume() takes this run's"
-            )
-        return begun.run
+        return loops.prefixes.take(prefix, CHECKPOINT, self._resumed, self._say_earlier)
+
+    def _say_earlier(self, path: Path) -> None:
+        self._context.job.say(
+            f"{path} is of an earlier run, which this run does not continue: it stays, "
+            "checkpoints with the same numbers are replaced, and resume() takes this run's"
+        )
 
     def resume(self, prefix: str | Path | None) -> bool:
         """See `Group.resume`."""
@@ -206,7 +200,7 @@ class GroupCheckpoints:
         if prefix is None and context.folder is None:
             prefix = context.prefix
         if path is None and prefix is not None and self._is_root:
-            path = newest_checkpoint(Path(prefix).absolute())
+            path = newest_intact(Path(prefix).absolute(), CHECKPOINT)
             other = None if path is None else later_of_others(path)
             if other is not None:
                 context.job.say(f"{other} is of an earlier run than {path}, or damaged")

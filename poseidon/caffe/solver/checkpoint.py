@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from poseidon.caffe.solver.replica import Replica, Values
 from poseidon.caffe.solver.settings import current_step
 from poseidon.engine.exchange_leaves import Named
 from poseidon.engine.snapshot_files import (
+    Run,
     SnapshotSettings,
     SnapshotWriter,
     WrittenSnapshot,
@@ -45,7 +47,7 @@ from poseidon.engine.snapshot_files import (
     make_folder,
     seal,
 )
-from poseidon.engine.snapshot_runs import Begun, Prefixes, remove_older
+from poseidon.engine.snapshot_runs import Prefixes, remove_older
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.options import Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, snapshotting
@@ -59,7 +61,7 @@ class _Contents:
     """The contents of a snapshot: copies, which training no longer changes."""
 
     state_path: Path
-    begun: Begun
+    snapshot_run: Run
     run: RunState
     blobs: hdf5.NamedBlobs
     diffs: hdf5.NamedBlobs | None
@@ -107,19 +109,16 @@ class Checkpoint:
         """
         if self._replica.rank == 0:
             make_folder(self._prefix.parent)
-            begun = self._take()
-            if begun.beside is not None:
-                LOGGER.info(
-                    "%s is of an earlier run, which this run does not continue: it stays, "
-                    "snapshots with the same numbers are replaced, and --snapshot=JOB takes this "
-                    "run's",
-                    begun.beside,
-                )
+            say = (
+                "%s is of an earlier run, which this run does not continue: it stays, snapshots "
+                "with the same numbers are replaced, and --snapshot=JOB takes this run's"
+            )
+            self._take(partial(LOGGER.info, say))
 
-    def _take(self) -> Begun:
+    def _take(self, on_earlier: Callable[[Path], object] = lambda _: None) -> Run:
         name = state_path(self._prefix, 0, hdf5=self._in_hdf5).name
         ending = name.removeprefix(f"{self._prefix.name}_iter_0")
-        return self._prefixes.take(self._prefix.absolute(), ending, self._resumed)
+        return self._prefixes.take(self._prefix.absolute(), ending, self._resumed, on_earlier)
 
     def save(self, state: Mapping[str, Any], log: GlogSink, *, last: bool = False) -> None:
         """Write a state; on rank 0, after an iteration that all workers have finished.
@@ -202,7 +201,7 @@ class Checkpoint:
         )
         return _Contents(
             state_path=state_path(self._prefix, iteration, hdf5=self._in_hdf5),
-            begun=self._take(),
+            snapshot_run=self._take(),
             run=run,
             blobs=state["values"],
             diffs=diffs,
@@ -241,7 +240,7 @@ class Checkpoint:
         make_folder(state.parent)
         self._write_model(model, contents)
         write_state(state, contents.run)
-        seal(state, model, run=contents.begun.run)
+        seal(state, model, run=contents.snapshot_run)
         seconds = time.monotonic() - began_s
         self.settings.on_written(
             WrittenSnapshot(state=state, iteration=contents.run.iteration, seconds=seconds)

@@ -127,11 +127,12 @@ def test_the_run_that_a_job_begins_or_continues(
     beside: int | None,
 ) -> None:
     states = {iteration: write(tmp_path / "net", iteration, run) for iteration, run in before}
-    found = Prefixes(job).take(
-        tmp_path / "net", ENDING, None if resumed is None else states[resumed]
-    )
-    assert found.run == Run(number=expected, job=job)
-    assert found.beside == (None if beside is None else states[beside])
+    continued, told = None if resumed is None else states[resumed], list[Path]()
+    prefixes = Prefixes(job)
+    for _ in range(2):
+        run = prefixes.take(tmp_path / "net", ENDING, continued, told.append)
+        assert run == Run(number=expected, job=job)
+    assert told == ([] if beside is None else [states[beside]])
 
 
 def test_a_new_short_run_in_an_old_folder(tmp_path: Path) -> None:
