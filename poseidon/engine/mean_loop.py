@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from poseidon.base.call_names import STEP
+from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import Act, Applies, LoopEvent, State
 from poseidon.engine.memory import StopRequested
 from poseidon.engine.session import TrainingSession
@@ -63,6 +64,8 @@ class MeanLoop(ABC):
         self._context = context
         settings = ExchangeSettings(start_clock=iterations)
         self._observed = context.build(list(tensors), settings, module, shards)
+        control = self._exchange.control
+        self._collections = LoopCollections(self._session, control, context.report)
         self._exchange.open(None)
         self._on(LoopEvent.OPEN)
         self._session.continue_from(iterations=iterations)
@@ -153,10 +156,7 @@ class MeanReducer(MeanLoop):
             self._on(LoopEvent.BACKWARD)
 
     def _send_rest(self) -> None:
-        self._report(STEP)
+        self._collections.report(STEP)
 
     def _collect(self, payload: bytes) -> Sequence[bytes]:
         return self._exchange.control.all_gather(payload)
-
-    def _report(self, current: str = "") -> None:
-        self._context.report(self._session.position(current))

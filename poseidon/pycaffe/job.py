@@ -20,7 +20,6 @@ from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.state import restore, state_of
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.leaf import MEMORY, Found, Leaf, LeafStage, Scope, packed
-from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.loop_table import LoopEvent
 from poseidon.engine.mean_loop import MeanLoop
 from poseidon.engine.memory import StopRequested
@@ -60,7 +59,6 @@ class JobMember(MeanLoop):
         net = solver.net._built.compiled
         self._open(context, self._tensors, net, iterations=solver.iter)
         self._set_iterations(solver.iter)
-        self._collections = LoopCollections(self._session, self._exchange.control, context.report)
         self._tree = StateTree(context.member)
         self._tree.add(self._leaves())
         context.loops.add(self)

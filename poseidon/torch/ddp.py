@@ -151,7 +151,6 @@ class BucketReducer(MeanReducer):
         """Send the gradients of a bucket. The last one ends the iteration."""
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._waiting.append((bucket, future))
-        session = self._session
         if self._observed is not None:
             self._begin()
             if self._wait_free and self._sends(bucket):
@@ -163,9 +162,8 @@ class BucketReducer(MeanReducer):
             else:
                 self._end_pass()
             factor = self._replicas.factor()
-            self._replicas.compare(session.steps)
-            session.steps += 1
-            self._report()
+            self._replicas.compare(self._session.steps)
+            self._collections.finish_step()
             self._reduces = False
             waiting, self._waiting = self._waiting, []
             for done, one in waiting:

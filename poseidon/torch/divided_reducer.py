@@ -101,16 +101,12 @@ class ShardReducer(MeanReducer):
             module,
             {name: local_of(parameter) for name, parameter in own.items()},
             member.options,
-            collect=self._collect_plane,
+            collect=lambda part: [*map(self._collect(part).__getitem__, member.plane_ranks)],
             rank=member.network.rank,
             ranks=member.plane_ranks,
         )
         self._open(self._context, tensors, module, shards=planes)
         self._watch()
-
-    def _collect_plane(self, payload: bytes) -> Sequence[bytes]:
-        payloads = self._collect(payload)
-        return [payloads[rank] for rank in self._context.member.plane_ranks]
 
     @contextmanager
     def reducing(self, group: Any) -> Iterator[None]:
@@ -166,8 +162,7 @@ class ShardReducer(MeanReducer):
         if self._session.state is State.BACKWARD:
             self._end_pass()
             self._replicas.compare(self._session.steps)
-            self._session.steps += 1
-            self._report()
+            self._collections.finish_step()
 
     def _take_means(self) -> None:
         for index, sent in self._sent.items():
