@@ -18,6 +18,7 @@ from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.caffe.solver.checkpoint import Checkpoint
+from poseidon.caffe.solver.display import Display
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
@@ -264,6 +265,7 @@ def _run_worker(
                 exchange.wait(index)  # until the next iteration the tensor is this thread's
                 replica.trained[index].tensor.detach().view(-1)[3] += 1.0
 
+        log = GlogSink(logging.getLogger("poseidon.test"))
         trainer = Trainer(
             replica,
             exchange,
@@ -278,8 +280,7 @@ def _run_worker(
                 Tester(replica, index, exchange, stop_wanted=job.stop_wanted)
                 for index in range(len(replica.tests))
             ],
-            log=GlogSink(logging.getLogger("poseidon.test")),
-            sinks=[ended.sink],
+            display=Display(replica, exchange.control, log, [ended.sink]),
         )
         try:
             trainer.open(state, job.resume)

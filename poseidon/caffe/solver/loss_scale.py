@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.caffe.net.net import Net
-from poseidon.engine.leaf import Found, Leaf, Scope
+from poseidon.engine.leaf import Leaf
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.exchange import Exchange
@@ -118,7 +118,6 @@ def _is_finite(array: NDArray[np.float32]) -> bool:
         return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
-LOGGER = logging.getLogger(__name__)
 FIRST, LEAST, MOST = 2.0**16, 2.0**-16, 2.0**24
 GROWS_AFTER = 2000
 """Iterations without a gradient that is not finite, after which the scale doubles."""
@@ -233,14 +232,8 @@ class LossScale:
 
     def leaf(self) -> Leaf:
         """Return the scale as a leaf of a state."""
-        return Leaf(
-            name="loss_scale",
-            scope=Scope.SHARED,
-            read=lambda: [self.factor, self._since],
-            write=self._load,
-            may_miss=True,
-        )
+        return Leaf.shared("loss_scale", lambda: [self.factor, self._since], self._load)
 
-    def _load(self, found: Found) -> None:
-        if found.shared:
-            self.factor, self._since = found.shared
+    def _load(self, saved: tuple[float, int] | None) -> None:
+        if saved is not None:
+            self.factor, self._since = saved

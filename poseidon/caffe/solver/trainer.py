@@ -41,9 +41,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import Scheme
 from poseidon.exchange.replicas import ReplicaCheck
-from poseidon.observe.metrics.glog_lines import GlogLine, GlogSink, done, solving, test_interrupted
-from poseidon.observe.metrics.record import Sink
-from ps_server import SignalKind
+from poseidon.observe.metrics.glog_lines import GlogLine, done, solving, test_interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +53,6 @@ class LoopSettings:
         on_progress: called after each iteration with its number; must be fast.
         local_steps: iterations of a round; 0: none.
         schemes: of each trained tensor, where a resumed run cannot find it out again.
-        began_s: the moment of the monotonic clock from which the log counts seconds; None: now.
         own_time: measures iterations; None: nothing does.
         memory: takes memory snapshots; None: there are none.
     """
@@ -64,7 +61,6 @@ class LoopSettings:
     on_progress: Callable[[int], None]
     local_steps: int = 0
     schemes: Sequence[Scheme] = ()
-    began_s: float | None = None
     own_time: OwnTime | None = None
     memory: SolverMemory | None = None
 
@@ -74,9 +70,7 @@ class Trainer:
 
     Args:
         exchange: `open` opens it; the trainer does not close it.
-        log: receives glog lines: on rank 0 the means over all virtual workers, on others those over
-            their own, without tests.
-        sinks: receive records too, on rank 0.
+        display: `close` closes it.
     """
 
     def __init__(
@@ -87,8 +81,7 @@ class Trainer:
         *,
         checkpoint: Checkpoint,
         testers: list[Tester],
-        log: GlogSink,
-        sinks: list[Sink],
+        display: Display,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
@@ -115,7 +108,7 @@ class Trainer:
         if replica.context.autocast is torch.float16:
             self._scale = LossScale(exchange, replica.trained)
             self._state.tree.add([self._scale.leaf()])
-        self._display = Display(replica, exchange.control, log, sinks, began_s=settings.began_s)
+        self._display = display
         self._losses = {
             nets.number: LossCheck(
                 nets.train,
@@ -208,7 +201,8 @@ class Trainer:
         self._display.close()
 
     def _loop(self) -> bool:
-        solver, memory = self._replica.settings, self._settings.memory
+        control, solver = self._exchange.control, self._replica.settings
+        memory = self._settings.memory
         if memory is not None and self.iteration < solver.max_iter:
             # the loss may have come before the snapshot on disk
             writes = memory.rewinds and self._snapshot_is_due()
@@ -222,16 +216,16 @@ class Trainer:
             if memory is not None:
                 memory.follow(time.perf_counter() - began_s)
             self._display.show(wait=False)  # also what precedes a snapshot that is complete now
-            requests = self._requests_now()
-            if SignalKind.SNAPSHOT in requests or self._snapshot_is_due():
-                ends = self.iteration >= solver.max_iter or SignalKind.STOP in requests
+            stops = control.is_asked_to_stop(self.iteration)
+            if control.is_asked_for_snapshot(self.iteration) or self._snapshot_is_due():
+                ends = self.iteration >= solver.max_iter or stops
                 self._snapshot(ends=ends, last=ends and not self._one_more_at_the_end())
             if self._check.is_due(self.iteration):  # not after a snapshot, which has compared
                 self._compare_replicas()
-            if SignalKind.STOP in requests:
+            if stops:
                 return True
             if memory is not None and self.iteration < solver.max_iter:
-                regroups = SignalKind.REGROUP in requests
+                regroups = control.is_asked_to_regroup(self.iteration)
                 if regroups or memory.is_due(self.iteration):
                     self._keep_in_memory(memory)
                 if regroups:
@@ -326,13 +320,6 @@ class Trainer:
         self._exchange.finish()
         self._session.end_iteration(self._exchange.finished)
         self._session.steps += 1
-
-    def _requests_now(self) -> set[SignalKind]:
-        return {
-            signal.kind
-            for signal in self._exchange.control.requests
-            if signal.clock == self.iteration
-        }
 
     def _test_is_due(self, *, first: bool) -> bool:
         interval = self._replica.settings.test_interval

@@ -18,6 +18,7 @@ from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import SolverDefinition, read_solver
 from poseidon.caffe.proto.projects import unpack_solver
 from poseidon.caffe.solver.checkpoint import Checkpoint
+from poseidon.caffe.solver.display import Display
 from poseidon.caffe.solver.replica import Replica, net_table
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
@@ -118,16 +119,11 @@ class SolverWork(TrainingWork[JobDocument]):
         A worker that pauses keeps its nets and its memory snapshot for the next start.
         """
         with unwatched(self.launcher.heartbeat.watchdog):
-            return self._run()
-
-    def _run(self) -> Mapping[str, object]:
-        import_modules(self.document.imports)
-        replica = self.replica()
-        try:
-            while not self.has_ended(partial(self._train, replica)):
-                self._place(replica)
-        finally:
-            replica.close()
+            import_modules(self.document.imports)
+            with contextlib.closing(self.replica()) as replica:
+                while not self.has_ended(partial(self._train, replica)):
+                    gc.unfreeze()
+                    replica.go_on(self.document.member)
         return NOTHING
 
     def definition(self) -> SolverDefinition:
@@ -149,11 +145,6 @@ class SolverWork(TrainingWork[JobDocument]):
         replica = Replica(solver, solver_settings(solver), context, document.member)
         choose_fastest(document, shapes_change=bool(replica.train.changing_slots))
         return replica
-
-    def _place(self, replica: Replica) -> None:
-        """Take the place in the job that the document of the next start gives to this worker."""
-        gc.unfreeze()
-        replica.go_on(self.document.member)
 
     @property
     def newest_kept(self) -> Snapshot[KeptState] | None:
@@ -204,12 +195,14 @@ class SolverWork(TrainingWork[JobDocument]):
         self.launcher.heartbeat.facts["most_lead"] = document.member.options.most_lead
         layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(built, layers, trace, self.launcher.send, observers=[watchdog])
-        self._watch(replica)
+        for net in [net for nets in replica.nets for net in nets.all()]:
+            net.register_forward_pre_hook(lambda *_: watchdog.progress())
         try:
             with self._trainer(replica, built, checkpoint, start) as trainer:
                 trainer.open(state, None if from_memory else Path(document.snapshot))
                 del state  # it may be as large as the nets
-                _freeze_objects()
+                gc.collect()
+                gc.freeze()  # the collector skips what is here, and stays for long
                 self.launcher.forward_requests(built.exchange, document.rank)
                 if document.rank == 0:
                     self._log_start(replica, built)
@@ -225,26 +218,6 @@ class SolverWork(TrainingWork[JobDocument]):
                 seen.close()
             finally:
                 trace.close()
-
-    def _memory_snapshots(self, built: Built, start: int) -> SolverMemory | None:
-        """Return what takes memory snapshots; None if the job has none."""
-        document = self.document
-        if not document.copies:
-            return None
-        return SolverMemory(
-            holds=document.holds_snapshots,
-            start=start,
-            every=document.memory_snapshot_every,
-            steps=max(1, built.plan.local_steps),
-            rewinds=document.rewind >= 0,
-            newest=None if self._memory is None else self._memory.newest,
-        )
-
-    def _watch(self, replica: Replica) -> None:
-        watchdog = self.launcher.heartbeat.watchdog
-        for nets in replica.nets:
-            for net in nets.all():
-                net.register_forward_pre_hook(lambda *_: watchdog.progress())
 
     def _balancing_time(self, replica: Replica) -> OwnTime | None:
         """Return what reports the times of iterations; None: nobody moves virtual workers."""
@@ -365,7 +338,15 @@ class SolverWork(TrainingWork[JobDocument]):
             )
         # seconds in the log go on after a pause
         self._began_s = self._began_s or time.monotonic()
-        self._memory = self._memory_snapshots(built, start)
+        if document.copies:
+            self._memory = SolverMemory(
+                holds=document.holds_snapshots,
+                start=start,
+                every=document.memory_snapshot_every,
+                steps=max(1, built.plan.local_steps),
+                rewinds=document.rewind >= 0,
+                newest=None if self._memory is None else self._memory.newest,
+            )
         trainer = Trainer(
             replica,
             built.exchange,
@@ -374,14 +355,18 @@ class SolverWork(TrainingWork[JobDocument]):
                 on_progress=progress,
                 local_steps=built.plan.local_steps,
                 schemes=self._schemes,
-                began_s=self._began_s,
                 own_time=self._balancing_time(replica),
                 memory=self._memory,
             ),
             checkpoint=checkpoint,
             testers=testers,
-            log=GlogSink(logging.getLogger("poseidon.solver")),
-            sinks=sinks,
+            display=Display(
+                replica,
+                built.exchange.control,
+                GlogSink(logging.getLogger("poseidon.solver")),
+                sinks,
+                began_s=self._began_s,
+            ),
         )
         try:
             yield trainer
@@ -389,9 +374,3 @@ class SolverWork(TrainingWork[JobDocument]):
             trainer.close()
             # also after a failure: the launcher reports the iterations that will be repeated
             progress.report()
-
-
-def _freeze_objects() -> None:
-    """Let the collector skip all present objects in its passes: they stay for long."""
-    gc.collect()
-    gc.freeze()
