@@ -53,6 +53,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from poseidon.base.text_files import escaped
 from poseidon.cluster.machinefile import names_loopback
+from poseidon.cluster.supervision.signals import handled
 from poseidon.errors import JobError
 from poseidon.observe.dashboard.folders import JobFolder, find_folders
 from poseidon.observe.dashboard.rendering import fill, job_options, job_parts, last_values
@@ -422,12 +423,8 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in STOPS}
-        try:
+        with handled(STOPS, self.handle_exit):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def page_address(host: str, port: int) -> str:

@@ -15,11 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TextIO
 
 from tqdm import tqdm
+
+from ps_server.json_fields import value_of
 
 WINDOW_S = 30.0
 """The maximum time over which rates are measured, without tests."""
@@ -96,28 +98,18 @@ class ProgressMeter:
 
     def update(self, event: Mapping[str, object]) -> JobProgress | None:
         """Return the progress after a `progress` event; None if the event is invalid."""
-        numbers = [event.get(name, 0) for name in ("max_iter", "images", "tested", "to_test")]
-        iteration, loss = event.get("iteration"), event.get("loss")
-        if not isinstance(iteration, int) or not all(isinstance(number, int) for number in numbers):
+        loss = event.get("loss")  # which need not be finite
+        try:
+            said = value_of(JobProgress, {"iteration": None, **event, "loss": None})
+        except ValueError:
             return None
-        max_iter, images, tested, to_test = (
-            number for number in numbers if isinstance(number, int)
-        )
-        if to_test:
+        if said.to_test:
             self._samples.clear()  # a test's time does not count
         else:
-            self._measure(iteration, images)
+            self._measure(said.iteration, said.images)
         rate, images_rate = self._rates
-        return JobProgress(
-            iteration=iteration,
-            max_iter=max_iter,
-            images=images,
-            loss=loss if isinstance(loss, float) else None,
-            tested=tested,
-            to_test=to_test,
-            rate=rate,
-            images_rate=images_rate,
-        )
+        loss = loss if isinstance(loss, float) else None
+        return replace(said, loss=loss, rate=rate, images_rate=images_rate)
 
     def _measure(self, iteration: int, images: int) -> None:
         now, samples = self._clock(), self._samples

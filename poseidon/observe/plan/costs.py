@@ -12,7 +12,6 @@ share caches and memory, and a message finds neither its code nor its data in a 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from poseidon.cluster.host_probe import cores
 from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.observe.plan import work
 from poseidon.observe.plan.processes import Processes
@@ -73,9 +73,7 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
     """
     clients = min(clients, MOST_CLIENTS)
     each_s = seconds / (len(ARITHMETIC) + 8)
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    own_cores = cores()
     with Processes(clients) as processes:
         everyone = (*processes.workers, *processes.shards)
         took: dict[str, float] = {}
@@ -83,7 +81,7 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
         for name in ARITHMETIC:
             answers = processes.ask(everyone, "arithmetic", name, each_s)
             took[name] = statistics.fmean(seconds for seconds, _ in answers)
-            parts.append(sum(part for _, part in answers) / min(cores, len(answers)))
+            parts.append(sum(part for _, part in answers) / min(own_cores, len(answers)))
         ring = _ring_costs(processes)
         wire_s, message_s, int8_s = _store_s(
             processes, clients, each_s, took["sum_s_per_byte"], took["rule_s_per_byte"]
@@ -92,8 +90,8 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
     flops, factors_s = work.products(took["few_rows_s"], took["many_rows_s"])
     low_rank_s, rank_s = work.of_ranks(took["low_rank_s"], took["high_rank_s"])
     return HostCosts(
-        cores=cores,
-        free_cores=cores if free > FREE else cores * free,
+        cores=own_cores,
+        free_cores=own_cores if free > FREE else own_cores * free,
         gpu=torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         flops=flops,
         factors_s_per_byte=factors_s,
