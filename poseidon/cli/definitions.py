@@ -86,11 +86,6 @@ def run_download_model_binary(arguments: argparse.Namespace) -> int:
 M = TypeVar("M", bound=Message)
 
 
-def nothing(_: object) -> Sequence[tuple[int, str]]:
-    """Return what the upgrade of a solver leaves out: nothing."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade(Generic[M]):
     """One of the commands.
@@ -109,7 +104,7 @@ class Upgrade(Generic[M]):
     needed: Callable[[M], bool]
     upgrade: Callable[[M], M]
     write: Callable[[M], bytes]
-    left_out: Callable[[M], Sequence[tuple[int, str]]] = nothing
+    left_out: Callable[[M], Sequence[tuple[int, str]]] = lambda _: ()
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Upgrade; 0 when all of it is written."""
@@ -138,33 +133,26 @@ class Upgrade(Generic[M]):
         return 1 if strays else 0
 
 
-NET_BINARY = Upgrade(
+run_upgrade_net_proto_binary = Upgrade(
     what="a net in binary form",
     read=lambda path: read_message(path, NetParameter(), "binary net"),
     needed=needs_upgrade,
     upgrade=upgrade_net,
     write=NetParameter.SerializeToString,
     left_out=dropped_settings,
-)
-run_upgrade_net_proto_binary = NET_BINARY.run
-
-
-NET_TEXT = Upgrade(
+).run
+run_upgrade_net_proto_text = Upgrade(
     what="a net in text",
     read=lambda path: read(path, NetParameter()),
     needed=needs_upgrade,
     upgrade=upgrade_net,
     write=lambda net: to_text(net).encode(),
     left_out=dropped_settings,
-)
-run_upgrade_net_proto_text = NET_TEXT.run
-
-
-SOLVER_TEXT = Upgrade(
+).run
+run_upgrade_solver_proto_text = Upgrade(
     what="a solver in text",
     read=lambda path: read(path, SolverParameter()),
     needed=has_solver_type,
     upgrade=upgrade_solver,
     write=lambda solver: to_text(solver).encode(),
-)
-run_upgrade_solver_proto_text = SOLVER_TEXT.run
+).run

@@ -1,6 +1,5 @@
-"""The balance of a running job: what its workers measure, and when the job regroups for it.
-
-The balance of a job: which worker computes for how many virtual workers, by measured times.
+"""The balance of a running job: which worker computes for how many virtual workers, by measured
+times, and when the job regroups for it.
 
 A new placement needs a pause of all workers, as a host that joins does. So it has to save a part of
 each iteration (`GAIN`), and it comes once it would have saved, since the measurement began, as much

@@ -136,71 +136,50 @@ class _Delivery:
         # delivered.
         folders = folders if len(requests) == 1 else ()
         found = [self._inspect(request, folders, replace=replace) for request in requests]
-        self._check_space(found)
-        for request, places in zip(requests, found, strict=True):
-            missing = [pair for pair in zip(request, places.files, strict=True) if not pair[1].same]
-            self._report(
-                sum(
-                    file.size
-                    for file, place in zip(request, places.files, strict=True)
-                    if place.same
-                )
-            )
-            if missing:
+        self._check_space(
+            [pair for pairs, _ in found for pair in pairs], min(free for _, free in found)
+        )
+        for pairs, _ in found:
+            self._report(sum(file.size for file, place in pairs if place.same))
+            if missing := [pair for pair in pairs if not pair[1].same]:
                 self._send_and_seal(missing)
         return Delivered(files=len(files), sent_files=self.sent_files, sent_bytes=self.sent_bytes)
 
     def _inspect(
         self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool
-    ) -> _Inspection:
-        known = self._request(
-            files,
-            {
-                "do": "inspect",
-                "folders": list(folders),
-                "replace": replace,
-                "files": [
-                    {"path": file.remote, "size": file.size, "sha256": file.sha256}
-                    for file in files
-                ],
-            },
-        )
-        places = tuple(
-            _FileState(
-                path=str(entry["path"]),
-                same=entry["state"] == "same",
-                arrived=_resumable_bytes(file, int(entry["arrived"]), str(entry["sha256"])),
+    ) -> tuple[list[_Pair], int]:
+        """Return the files with their states, and the free bytes of the host."""
+        fields = [_fields(file, file.remote) for file in files]
+        request = {"do": "inspect", "folders": list(folders), "replace": replace, "files": fields}
+        known = self._request(files, request)
+        pairs = [
+            (
+                file,
+                _FileState(
+                    path=str(entry["path"]),
+                    same=entry["state"] == "same",
+                    arrived=_resumable_bytes(file, int(entry["arrived"]), str(entry["sha256"])),
+                ),
             )
             for file, entry in zip(files, known["files"], strict=True)
-        )
-        needed = sum(
-            file.size - place.arrived
-            for file, place in zip(files, places, strict=True)
-            if not place.same
-        )
-        return _Inspection(files=places, needed_bytes=needed, free_bytes=int(known["free"]))
+        ]
+        return pairs, int(known["free"])
 
-    def _check_space(self, found: Sequence[_Inspection]) -> None:
-        needed, free = (
-            sum(each.needed_bytes for each in found),
-            min(each.free_bytes for each in found),
-        )
+    def _check_space(self, pairs: Sequence[_Pair], free: int) -> None:
+        needed = sum(file.size - place.arrived for file, place in pairs if not place.same)
         if needed > free:
             raise JobError(
                 f"{self._name}: {needed / 1e6:.0f} MB are still to be copied and its disk has "
                 f"room for {free / 1e6:.0f}"
             )
 
-    def _send_and_seal(self, missing: Sequence[tuple[SentFile, _FileState]]) -> None:
+    def _send_and_seal(self, missing: Sequence[_Pair]) -> None:
         """Send the files; send those with a wrong checksum once more."""
         for attempt in range(2):
             for file, place in missing:
                 self._send(file, place.path, place.arrived if attempt == 0 else 0)
             files = [file for file, _ in missing]
-            fields = [
-                {"path": place.path, "size": file.size, "sha256": file.sha256}
-                for file, place in missing
-            ]
+            fields = [_fields(file, place.path) for file, place in missing]
             bad = self._request(files, {"do": "seal", "files": fields})["bad"]
             missing = [missing[number] for number in bad]
             if not missing:
@@ -243,13 +222,11 @@ class _FileState:
     arrived: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Inspection:
-    """The host's answer to one inspection."""
+_Pair = tuple[SentFile, _FileState]
 
-    files: tuple[_FileState, ...]
-    needed_bytes: int
-    free_bytes: int
+
+def _fields(file: SentFile, path: str) -> dict[str, object]:
+    return {"path": path, "size": file.size, "sha256": file.sha256}
 
 
 def _resumable_bytes(file: SentFile, arrived: int, sha256: str) -> int:

@@ -9,12 +9,11 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from poseidon.cluster.agent import messages as m
-from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.agent.remote_process import Loss, RemoteProcess
 from poseidon.errors import JobError, printable
 
 ANSWER_S = 60.0
@@ -43,9 +42,9 @@ class Question:
         self.done.set()
         return True
 
-    def lose(self, why: str, *, killed_by_user: bool = False) -> None:
+    def lose(self, loss: Loss) -> None:
         """Have the question refused, because the agent is lost."""
-        self.take(m.Refused(id=m.AGENT_ITSELF, message=why))
+        self.take(m.Refused(id=m.AGENT_ITSELF, message=loss.why))
 
     def answer(self, timeout_s: float = ANSWER_S) -> Any:
         """Wait for the answer.
@@ -71,24 +70,6 @@ def in_order(questions: Iterable[Question]) -> Iterator[Any]:
         yield under_way.popleft().answer()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """Why an agent is lost.
-
-    Attributes:
-        why: the end of a sentence.
-        killed_by_user: the user has killed the job there.
-        refused: the agent has said itself why it cannot serve.
-    """
-
-    why: str
-    killed_by_user: bool = False
-    refused: bool = False
-
-    def __str__(self) -> str:
-        return self.why
-
-
 _R = TypeVar("_R", Question, RemoteProcess)
 
 
@@ -107,7 +88,7 @@ class Recipients:
         with self._lock:
             self._by_id[made.id] = made
         if self.loss is not None:
-            made.lose(self.loss.why, killed_by_user=self.loss.killed_by_user)
+            made.lose(self.loss)
         return made
 
     def take(self, number: int, report: m.Report) -> None:
@@ -123,7 +104,4 @@ class Recipients:
             if self.loss is not None:
                 return []
             self.loss = loss
-            return [
-                partial(one.lose, loss.why, killed_by_user=loss.killed_by_user)
-                for one in self._by_id.values()
-            ]
+            return [partial(one.lose, loss) for one in self._by_id.values()]

@@ -24,8 +24,8 @@ from typing import TypeVar
 
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.messages import REPORTS, REQUESTS, PeerSilence, WireError
-from poseidon.cluster.agent.questions import ANSWER_S, Loss, Question, Recipients, in_order
-from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.agent.questions import ANSWER_S, Question, Recipients, in_order
+from poseidon.cluster.agent.remote_process import Loss, RemoteProcess
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.process import Listener, ProcessSpec

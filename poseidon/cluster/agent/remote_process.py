@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.job_plan import ProcessName
@@ -18,6 +19,24 @@ from poseidon.errors import JobError, JobKilled, printable
 CLOSE_S = 2.0
 START_S = 60.0
 LOST_STATUS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Why an agent is lost.
+
+    Attributes:
+        why: the end of a sentence.
+        killed_by_user: the user has killed the job there.
+        refused: the agent has said itself why it cannot serve.
+    """
+
+    why: str
+    killed_by_user: bool = False
+    refused: bool = False
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class RemoteProcess:
@@ -118,19 +137,19 @@ class RemoteProcess:
             self._end(report.status)
         return isinstance(report, m.Refused | m.Exited)
 
-    def lose(self, why: str, *, killed_by_user: bool = False) -> None:
-        """Report the loss of its agent; `killed_by_user`: the user has killed the job there."""
+    def lose(self, loss: Loss) -> None:
+        """Report the loss of its agent."""
         if self._started is None:
-            self._refusal, self._killed_by_user = why, killed_by_user
+            self._refusal, self._killed_by_user = loss.why, loss.killed_by_user
             self._answered.set()
         elif self._status is None:
-            message = f"{self._label}: {why}; the job was stopped"
+            message = f"{self._label}: {loss.why}; the job was stopped"
             event = {
                 "event": "error",
                 "message": message,
                 "exit_code": 1,
                 "host_lost": True,
-                "unwanted": killed_by_user,
+                "unwanted": loss.killed_by_user,
             }
             try:
                 self._listener.event(self.name, event)

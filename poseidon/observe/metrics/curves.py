@@ -211,15 +211,14 @@ def draw(
         title = panel.value if isinstance(panel, Panel) else panel
         logarithmic = _is_logarithmic(scale, panel, values)
         raw = [y for _, curve in drawn for y in curve.y]
-        _scale(
-            axes,
-            width,
-            _log_extent(raw)
-            if logarithmic
-            else _extent(raw, typical_max=TYPICAL_MAX.get(panel, 0.0)),
-            whole=x_axis is XAxis.ITERATIONS,
-            logarithmic=logarithmic,
-        )
+        if logarithmic:
+            axes.set_yscale("log")
+            axes.set_ylim(*_log_extent(raw))
+        else:
+            axes.set_ylim(*_extent(raw, typical_max=TYPICAL_MAX.get(panel, 0.0)))
+        axes.set_xlim(*width)
+        if x_axis is XAxis.ITERATIONS:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
         axes.set_xlabel(x_axis.value)
         axes.set_ylabel(f"{title} (logarithmic)" if logarithmic else title)
         axes.set_title(f"{title} over {x_axis.value}")
@@ -320,23 +319,6 @@ def _extent(values: Sequence[float], *, typical_max: float = 0.0) -> tuple[float
         high = high if high > low else 1.0
     margin = (high - low) * MARGIN
     return low - margin, high + margin
-
-
-def _scale(
-    axes: Axes,
-    width: tuple[float, float],
-    height: tuple[float, float],
-    *,
-    whole: bool,
-    logarithmic: bool,
-) -> None:
-    """Set the limits, and integer ticks for iterations."""
-    if logarithmic:
-        axes.set_yscale("log")
-    axes.set_xlim(*width)
-    axes.set_ylim(*height)
-    if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
 
 
 def _curve(

@@ -40,12 +40,10 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from poseidon.base.glog import at
 from poseidon.observe.metrics.record import Output, TestRecord, TrainRecord
-
-_SOLVER = "solver.cpp"
-_NET = "net.cpp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,13 @@ class GlogLine:
     text: str
     file: str
     line: int
+
+
+def _line(text: str, line: int, file: str = "caffe.cpp") -> GlogLine:
+    return GlogLine(text=text, file=file, line=line)
+
+
+_solver, _net = partial(_line, file="solver.cpp"), partial(_line, file="net.cpp")
 
 
 def number(value: float) -> str:
@@ -70,24 +75,22 @@ def number(value: float) -> str:
 
 def solving(net: str) -> GlogLine:
     """Return the line at the start of training, the time zero of Caffe's parsers."""
-    return GlogLine(text=f"Solving {net}", file=_SOLVER, line=160)
+    return _solver(f"Solving {net}", 160)
 
 
 def train(record: TrainRecord) -> tuple[GlogLine, ...]:
     """Return the lines of a displayed iteration: the loss, each output, the learning rate."""
     first = f"Iteration {record.iteration}, loss: {number(record.loss)}, time: {number(record.elapsed_s)}"
     return (
-        GlogLine(text=first, file=_SOLVER, line=294),
+        _solver(first, 294),
         *_outputs("Train", record.outputs, line=318),
-        GlogLine(
-            text=f"Iteration {record.iteration}, lr = {number(record.rate)}", file=_SOLVER, line=403
-        ),
+        _solver(f"Iteration {record.iteration}, lr = {number(record.rate)}", 403),
     )
 
 
 def testing(iteration: int, net: int) -> GlogLine:
     """Return the line at the start of a test."""
-    return GlogLine(text=f"Iteration {iteration}, Testing net (#{net})", file=_SOLVER, line=456)
+    return _solver(f"Iteration {iteration}, Testing net (#{net})", 456)
 
 
 def tested(record: TestRecord) -> tuple[GlogLine, ...]:
@@ -95,19 +98,17 @@ def tested(record: TestRecord) -> tuple[GlogLine, ...]:
     before it its classes.
     """
     loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
-    lines = [GlogLine(text=text, file=_SOLVER, line=473) for text in loss]
+    lines = [_solver(text, 473) for text in loss]
     for index, line in enumerate(_outputs("Test", record.outputs, line=486)):
         # As SSD's solver with show_per_class_result.
         for label, precision in record.classes[index] if record.classes else ():
-            lines.append(
-                GlogLine(text=f"class{label}: {number(precision)}", file=_SOLVER, line=541)
-            )
+            lines.append(_solver(f"class{label}: {number(precision)}", 541))
         lines.append(line)
     return tuple(lines)
 
 
 def test_interrupted() -> GlogLine:
-    return GlogLine(text="Test interrupted.", file=_SOLVER, line=457)
+    return _solver("Test interrupted.", 457)
 
 
 def last(record: TrainRecord) -> tuple[GlogLine, ...]:
@@ -116,46 +117,46 @@ def last(record: TrainRecord) -> tuple[GlogLine, ...]:
     """
     text = f"Iteration {record.iteration}, loss = {number(record.loss)}, time: {number(record.elapsed_s)}"
     return (
-        GlogLine(text=text, file=_SOLVER, line=228),
+        _solver(text, 228),
         *_outputs("Train", record.outputs, line=318),
     )
 
 
 def done() -> GlogLine:
     """Return the line at the end of training."""
-    return GlogLine(text="Optimization Done.", file=_SOLVER, line=233)
+    return _solver("Optimization Done.", 233)
 
 
 def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
     """Return the lines of a snapshot: the files of the model and of the solver state."""
     return (
-        GlogLine(text=f"Snapshotting to {model}", file=_SOLVER, line=317),
-        GlogLine(text=f"Snapshotting solver state to {state}", file=_SOLVER, line=324),
+        _solver(f"Snapshotting to {model}", 317),
+        _solver(f"Snapshotting solver state to {state}", 324),
     )
 
 
 def forward_top(layer: str, blob: str, mean: float) -> GlogLine:
     """Return the debug_info line of a top: its mean absolute value."""
     text = f"    [Forward] Layer {layer}, top blob {blob} data: {number(mean)}"
-    return GlogLine(text=text, file=_NET, line=560)
+    return _net(text, 560)
 
 
 def forward_param(layer: str, blob: str, mean: float) -> GlogLine:
     """Return the debug_info line of a learnable blob: its mean absolute value."""
     text = f"    [Forward] Layer {layer}, param blob {blob} data: {number(mean)}"
-    return GlogLine(text=text, file=_NET, line=571)
+    return _net(text, 571)
 
 
 def backward_bottom(layer: str, blob: str, mean: float) -> GlogLine:
     """Return the debug_info line of a bottom: its mean absolute diff."""
     text = f"    [Backward] Layer {layer}, bottom blob {blob} diff: {number(mean)}"
-    return GlogLine(text=text, file=_NET, line=587)
+    return _net(text, 587)
 
 
 def backward_param(layer: str, index: int, mean: float) -> GlogLine:
     """Return the debug_info line of a learnable blob: its mean absolute diff."""
     text = f"    [Backward] Layer {layer}, param blob {index} diff: {number(mean)}"
-    return GlogLine(text=text, file=_NET, line=598)
+    return _net(text, 598)
 
 
 def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -> GlogLine:
@@ -164,16 +165,15 @@ def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -
         f"    [Backward] All net params (data, diff): L1 norm = ({number(data_l1)}, "
         f"{number(diff_l1)}); L2 norm = ({number(data_l2)}, {number(diff_l2)})"
     )
-    return GlogLine(text=text, file=_NET, line=547)
+    return _net(text, 547)
 
 
 def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine, ...]:
     return tuple(
-        GlogLine(
-            text=f"    {phase} net output #{index}: {output.name} = "
+        _solver(
+            f"    {phase} net output #{index}: {output.name} = "
             f"{number(output.value)}{loss_suffix(output)}",
-            file=_SOLVER,
-            line=line,
+            line,
         )
         for index, output in enumerate(outputs)
     )
@@ -242,13 +242,6 @@ def _timed(number: int, name: str, lines: Iterable[str]) -> Iterator[tuple[str, 
         if match is not None:
             latest = max(latest, match[1])
         yield latest, number, name, line
-
-
-_TOOL = "caffe.cpp"
-
-
-def _line(text: str, line: int) -> GlogLine:
-    return GlogLine(text=text, file=_TOOL, line=line)
 
 
 def using(device: str, *, gpu_name: str = "") -> tuple[GlogLine, ...]:
