@@ -29,7 +29,7 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
 from functools import lru_cache
@@ -285,11 +285,8 @@ def _parse_line(fields: list[str], place: str, channels: int) -> Host:
         id=identifier,
         address=_parse_address(fields[1], place),
         port=port,
-        **{name: getattr(extra, name) for name in _OPTIONS},
+        **asdict(extra),
     )
-
-
-_OPTIONS = tuple(field.name for field in fields(HostOptions))
 
 
 def _parse_address(word: str, place: str) -> str:

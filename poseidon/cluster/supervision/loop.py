@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from poseidon.base.text_files import LineAssembler, OutputLine
@@ -120,32 +121,6 @@ def run_job(
     return run.result()
 
 
-class _Inbox:
-    """What happens to the processes, in order: a bounded queue to the loop, until it is closed."""
-
-    def __init__(self) -> None:
-        self._queue: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED)
-        self._closed = threading.Event()
-
-    def put(self, handle: Callable[[], None]) -> None:
-        """Have the loop call something; wait while the queue is full."""
-        while not self._closed.is_set():
-            try:
-                self._queue.put(handle, timeout=TICK_S)
-            except queue.Full:
-                continue
-            return
-
-    def get(self, timeout_s: float) -> Callable[[], None] | None:
-        try:
-            return self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def close(self) -> None:
-        self._closed.set()
-
-
 class _Run:
     """The processes of one job, the loop around its state machine, and their `Listener`."""
 
@@ -161,7 +136,9 @@ class _Run:
         self._machine = JobStateMachine(names, settings, time.monotonic(), pausing)
         self._listener = listener
         self._registration = registration
-        self._inbox = _Inbox()
+        self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED)
+        """What happens to the processes, in order, until the loop has ended."""
+        self._ended = threading.Event()
         self._running: dict[ProcessName, RemoteProcess] = {}
         self._lines: dict[tuple[ProcessName, OutputStream], LineAssembler] = {}
         self._last_line: dict[ProcessName, str] = {}
@@ -211,11 +188,11 @@ class _Run:
         """Handle events until no process is left."""
         while self._machine.state is not JobState.ENDED:
             self._take_requests(requests)
-            handle = self._inbox.get(TICK_S)
-            if handle is None:
-                self._handle(Tick())
-            else:
-                handle()
+            try:
+                handle = self._inbox.get(timeout=TICK_S)
+            except queue.Empty:
+                handle = partial(self._handle, Tick())
+            handle()
             if not self._start_reported and self._machine.all_ready:
                 self._start_reported = True
                 self._listener.on_started()
@@ -226,7 +203,7 @@ class _Run:
         A process that is killed beside some that have paused is not waited for: its host may be
         lost, and the next start should begin at once.
         """
-        self._inbox.close()
+        self._ended.set()
         paused = self._machine.paused
         others = [process for name, process in self._running.items() if name not in paused]
         for process in others:
@@ -255,14 +232,21 @@ class _Run:
             raise self._machine.error
         return self._machine.result
 
+    def _put(self, handle: Callable[[], None]) -> None:
+        """Have the loop call something; wait while its queue is full."""
+        while not self._ended.is_set():
+            with suppress(queue.Full):
+                self._inbox.put(handle, timeout=TICK_S)
+                return
+
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self._inbox.put(partial(self._take_event, name, event))
+        self._put(partial(self._take_event, name, event))
 
     def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        self._inbox.put(partial(self._take_output, name, stream, text))
+        self._put(partial(self._take_output, name, stream, text))
 
     def exited(self, name: ProcessName, status: int) -> None:
-        self._inbox.put(partial(self._take_exit, name, status))
+        self._put(partial(self._take_exit, name, status))
 
     def _take_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         self._handle(ProcessReported(name=name, event=parse_event(event)))
