@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,18 @@ def run_convert_annoset(arguments: argparse.Namespace) -> int:
     annotations = Annotations(
         form=form, label_map=arguments.label_map_file, check_label=arguments.check_label
     )
+    names = {"name_size_file": arguments.name_size_file}
+    return _convert_list(arguments, convert_annoset, conversion, annotations, **names)
+
+
+def _convert_list(
+    arguments: argparse.Namespace, convert: Callable[..., int], *options: object, **more: object
+) -> int:
+    """Convert the pictures of a list; 0 when the database is in place."""
+    files = arguments.root_folder, arguments.list_file, arguments.db_name
+    backend = Backend.parse(arguments.backend)
     with progress_bar(arguments.progress) as report:
-        count = convert_annoset(
-            arguments.root_folder,
-            arguments.list_file,
-            arguments.db_name,
-            Backend.parse(arguments.backend),
-            conversion,
-            annotations,
-            name_size_file=arguments.name_size_file,
-            report=report,
-        )
+        count = convert(*files, backend, *options, **more, report=report)
     print(f"Processed {count} files.")
     return 0
 
@@ -153,18 +154,7 @@ def run_convert_cifar(arguments: argparse.Namespace) -> int:
 
 def run_convert_imageset(arguments: argparse.Namespace) -> int:
     """Convert; 0 when the database is in place."""
-    conversion = _conversion(arguments)
-    with progress_bar(arguments.progress) as report:
-        count = convert_imageset(
-            arguments.root_folder,
-            arguments.list_file,
-            arguments.db_name,
-            Backend.parse(arguments.backend),
-            conversion,
-            report=report,
-        )
-    print(f"Processed {count} files.")
-    return 0
+    return _convert_list(arguments, convert_imageset, _conversion(arguments))
 
 
 def _convert_mnist(

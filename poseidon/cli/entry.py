@@ -52,7 +52,8 @@ def use_environment(*packages: str) -> None:
         # Python 3.9 has no orig_argv
         os.execv(python, [str(python), *getattr(sys, "orig_argv", ["", *sys.argv])[1:]])
     refuse_old_python()
-    _refuse(missing)
+    script = Path(sys.argv[0]).name
+    _refuse(script, f"lacks {', '.join(missing)}; run `make setup` in {CHECKOUT} once")
 
 
 def refuse_old_python() -> None:
@@ -60,25 +61,16 @@ def refuse_old_python() -> None:
     code.
     """
     if not _is_new_enough():
-        print(
-            f"poseidon: this Python ({sys.executable}) is {sys.version.split()[0]}; expected "
-            f"{OLDEST[0]}.{OLDEST[1]} or newer",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        version, oldest = sys.version.split()[0], ".".join(map(str, OLDEST))
+        _refuse("poseidon", f"is {version}; expected {oldest} or newer")
 
 
 def _is_new_enough() -> bool:
     return sys.version_info[:2] >= OLDEST
 
 
-def _refuse(missing: list[str]) -> NoReturn:
-    script = Path(sys.argv[0]).name
-    print(
-        f"{script}: this Python ({sys.executable}) lacks {', '.join(missing)}; run `make setup` "
-        f"in {CHECKOUT} once",
-        file=sys.stderr,
-    )
+def _refuse(program: str, why: str) -> NoReturn:
+    print(f"{program}: this Python ({sys.executable}) {why}", file=sys.stderr)
     sys.exit(2)
 
 

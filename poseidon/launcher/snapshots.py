@@ -126,16 +126,14 @@ class SnapshotCopies:
                 found = self._local_copy(agent, state)
                 if found is not None:
                     arrived(found)
-            except (PoseidonError, OSError, EOFError) as error:
-                self._warn_while_open(
-                    f"the snapshot {state} could not be copied here: {error}; a restart would "
-                    "continue from an earlier one"
-                )
             except Exception as error:  # noqa: BLE001 - a thread's outermost frame: SSH has errors of its own
-                self._warn_while_open(
-                    f"the snapshot {state} could not be copied here: {type(error).__name__}: "
-                    f"{error}"
+                is_known = isinstance(error, PoseidonError | OSError | EOFError)
+                why = (
+                    f"{error}; a restart would continue from an earlier one"
+                    if is_known
+                    else f"{type(error).__name__}: {error}"
                 )
+                self._warn_while_open(f"the snapshot {state} could not be copied here: {why}")
             finally:
                 self._missing.remove(state)
                 self._wanted.task_done()

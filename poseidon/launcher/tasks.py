@@ -16,12 +16,11 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import shlex
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
@@ -185,19 +184,13 @@ def _lead(
         code = 1
         try:
             gathered = rendezvous.gather(_join_of(task, address), timeout_s)
-            code = run_job(TaskDialer(gathered, _same_tasks))
+            code = run_job(TaskDialer(gathered))
         except PoseidonError as error:
             code = error.exit_code
             raise
         finally:
             rendezvous.dismiss(code)
         return code
-
-
-def _same_tasks(changes: Mapping[str, str]) -> str:
-    """Return how a user starts the tasks of a job again."""
-    flags = shlex.join(f"--{name}={value}" for name, value in changes.items())
-    return f"the same tasks with {flags}"
 
 
 def _join_of(task: Task, address: str) -> Join:

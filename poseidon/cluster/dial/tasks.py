@@ -18,6 +18,7 @@ is lost, all that a task has started is ended, and the task with it.
 from __future__ import annotations
 
 import queue
+import shlex
 import signal
 import sys
 import threading
@@ -277,18 +278,12 @@ class TaskDialer(Dialer):
 
     Args:
         gathered: as `Rendezvous.gather` returns it.
-        command: returns how a user starts the same tasks again, given changed flags.
     """
 
     given = True
 
-    def __init__(
-        self,
-        gathered: Sequence[tuple[TaskHost, RemoteAgent]],
-        command: Callable[[Mapping[str, str]], str],
-    ) -> None:
+    def __init__(self, gathered: Sequence[tuple[TaskHost, RemoteAgent]]) -> None:
         self._gathered = tuple(gathered)
-        self._command = command
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -312,7 +307,9 @@ class TaskDialer(Dialer):
         return found
 
     def resume_command(self, command: str, changes: Mapping[str, str]) -> str:
-        return self._command(changes)
+        """See `Dialer`: the user starts the same tasks again."""
+        flags = shlex.join(f"--{name}={value}" for name, value in changes.items())
+        return f"the same tasks with {flags}"
 
 
 def run_task(address: str, keys: Keyring, join: Join, timeout_s: float) -> int:

@@ -254,15 +254,9 @@ class _Links:
         return {number: self._ports_reached(source, end) for number, end in targets.items()}
 
     def _ports_reached(self, source: int, target: _End) -> dict[int, str]:
-        request = {
-            "do": "reach",
-            "address": target.subject.address,
-            "ports": target.ports,
-            "token": self._token,
-            "timeout_s": _REACH_S,
-        }
+        asked = {"ports": target.ports, "timeout_s": _REACH_S}
         limit_s = ANSWER_S + _REACH_S * len(target.ports)
-        answer = self._ends[source].subject.ask(request, limit_s)
+        answer = self._ask("reach", source, target, asked, limit_s)
         return {int(port): str(state) for port, state in answer.items()}
 
     def _measure_pair(self, pair: tuple[int, int]) -> list[LinkReport]:
@@ -304,33 +298,33 @@ class _Links:
         return found
 
     def _transfer(self, source: int, target: int, port: int) -> Mapping[str, Any]:
-        request = {
-            "do": "measure",
-            "address": self._ends[target].subject.address,
-            "port": port,
-            "token": self._token,
-            "seconds": self._seconds,
-        }
-        return self._ends[source].subject.ask(request, ANSWER_S + 4 * self._seconds)
+        asked = {"port": port, "seconds": self._seconds}
+        limit_s = ANSWER_S + 4 * self._seconds
+        return self._ask("measure", source, self._ends[target], asked, limit_s)
 
     def _packets(self, source: int, target: int) -> tuple[int | None, int | None]:
         """Return the MTU of a host's way to another, and the size of the largest packet that
         arrives there.
         """
-        ask, end = self._ends[source].subject.ask, self._ends[target]
-        address = end.subject.address
+        subject, end = self._ends[source].subject, self._ends[target]
         try:
-            mtu = ask({"do": "mtu", "address": address})["mtu"]
+            mtu = subject.ask({"do": "mtu", "address": end.subject.address})["mtu"]
             sizes = [
                 size for size in (mtu, *PACKET_BYTES) if size is not None and size <= (mtu or size)
             ]
-            request = {
-                "do": "packets",
-                "address": address,
-                "port": end.datagrams,
-                "token": self._token,
-                "sizes": sizes,
-            }
-            return mtu, max(ask(request)["arrive"], default=None)
+            asked = {"port": end.datagrams, "sizes": sizes}
+            return mtu, max(self._ask("packets", source, end, asked)["arrive"], default=None)
         except JobError:
             return None, None
+
+    def _ask(
+        self,
+        do: str,
+        source: int,
+        target: _End,
+        asked: Mapping[str, Any],
+        limit_s: float = ANSWER_S,
+    ) -> Mapping[str, Any]:
+        """Return the answer of a host's probe about another host."""
+        about = {"do": do, "address": target.subject.address, "token": self._token}
+        return self._ends[source].subject.ask({**about, **asked}, limit_s)

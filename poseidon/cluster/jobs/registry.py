@@ -297,10 +297,6 @@ class Registration:
         if left != self.record.joined:
             self._change(joined=left)
 
-    def clear(self) -> None:
-        """Remove all processes from the record: they have ended."""
-        self._change(processes=())
-
     def _change(self, **fields: Any) -> None:
         self.record = replace(self.record, **fields)
         self._registry.write(self.record)

@@ -213,7 +213,7 @@ class _Run:
         if paused:
             self._registration.keep([self._running[name] for name in paused])
         elif all(one.poll() is not None for one in others):
-            self._registration.clear()
+            self._registration.keep(())
         return paused
 
     def hand_on(self, requests: SignalRequests) -> None:

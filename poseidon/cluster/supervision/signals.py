@@ -50,18 +50,14 @@ class SignalRequests:
     """
 
     def __init__(self, settings: SupervisionSettings) -> None:
+        effects = {
+            signal.SIGINT: (settings.sigint_effect, None),
+            signal.SIGHUP: (settings.sighup_effect, None),
+            signal.SIGTERM: (SignalEffect.STOP, settings.term_deadline_s),
+        }
         self._requests = {
-            signal.SIGINT: SignalReceived(
-                effect=settings.sigint_effect, exit_code=exit_code_of(signal.SIGINT)
-            ),
-            signal.SIGHUP: SignalReceived(
-                effect=settings.sighup_effect, exit_code=exit_code_of(signal.SIGHUP)
-            ),
-            signal.SIGTERM: SignalReceived(
-                effect=SignalEffect.STOP,
-                within_s=settings.term_deadline_s,
-                exit_code=exit_code_of(signal.SIGTERM),
-            ),
+            number: SignalReceived(effect=what, within_s=limit_s, exit_code=exit_code_of(number))
+            for number, (what, limit_s) in effects.items()
         }
         self._received: deque[SignalReceived | RegroupRequested] = deque(maxlen=16)
         self.stop_code = 0

@@ -79,7 +79,8 @@ def merge(paths: Sequence[Path], write: Callable[[str], object]) -> int:
     Raises:
         JobError: a file cannot be read or is not a trace.
     """
-    earliest = min((time for path in paths for time in _times_of(path)), default=0.0)
+    times = (event.get("ts") for path in paths for event in read_trace(path))
+    earliest = min((time for time in times if isinstance(time, int | float)), default=0.0)
     count = 0
     for process, path in enumerate(paths):
         for event in read_trace(path):
@@ -92,12 +93,6 @@ def merge(paths: Sequence[Path], write: Callable[[str], object]) -> int:
             count += 1
     write("\n]\n" if count else "[]\n")
     return count
-
-
-def _times_of(path: Path) -> Iterator[float]:
-    for event in read_trace(path):
-        if isinstance(time := event.get("ts"), int | float):
-            yield time
 
 
 def _event(line: str) -> Event | None:

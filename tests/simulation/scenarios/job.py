@@ -128,7 +128,7 @@ class Job(Cluster):
             process.task(_Work(self, process, spec.name.index, point).run())
 
 
-_NO_RECORD: Any = SimpleNamespace(add=lambda *_: None, clear=lambda: None)
+_NO_RECORD: Any = SimpleNamespace(add=lambda *_: None, keep=lambda _: None)
 
 
 class _Driver(JobListener):

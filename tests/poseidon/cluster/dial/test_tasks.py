@@ -186,7 +186,7 @@ def test_those_who_only_wait_leave_with_the_others() -> None:
         with guests_of(found, *joins) as guests:
             gathered_hosts = found.gather(join_of(0, 4), LIMIT_S)
             assert [host.first.rank for host, _ in gathered_hosts] == [0, 2]
-            assert TaskDialer(gathered_hosts, str).tasks == (2, 2)
+            assert TaskDialer(gathered_hosts).tasks == (2, 2)
             found.dismiss(0)
     assert [guest.status for guest in guests] == [0, 0, 0]
 
@@ -556,7 +556,7 @@ def dialer_of(*agents: FakeAgent) -> TaskDialer:
     ]
     hosts = [TaskHost(first=first, tasks=2) for first in firsts]
     pairs: Any = list(zip(hosts, agents, strict=True))
-    return TaskDialer(pairs, lambda changes: f"the same tasks with {dict(changes)}")
+    return TaskDialer(pairs)
 
 
 def test_a_host_of_the_job_for_each_host_of_the_tasks() -> None:
@@ -567,7 +567,7 @@ def test_a_host_of_the_job_for_each_host_of_the_tasks() -> None:
     ]
     assert dialer.tasks == (2, 2)
     assert dialer.resume_command("poseidon train", {"snapshot": "a"}) == (
-        "the same tasks with {'snapshot': 'a'}"
+        "the same tasks with --snapshot=a"
     )
 
 

@@ -127,7 +127,7 @@ def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
             name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created="8.5"
         ),
     )
-    registration.clear()
+    registration.keep(())
     assert registry.read("cifar10-1") == RECORD
     with registration:
         pass

@@ -74,7 +74,7 @@ class Remembering(JobListener):
         self.log.append((name.short, line.text))
 
 
-NO_RECORD: Any = SimpleNamespace(add=lambda *_: None, clear=lambda: None)
+NO_RECORD: Any = SimpleNamespace(add=lambda *_: None, keep=lambda _: None)
 
 
 def threads_of_poseidon() -> list[str]:
