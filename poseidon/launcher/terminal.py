@@ -69,21 +69,6 @@ class _Scores:
         ]
 
 
-class _Interval:
-    """When the next line on the progress is due; never, if every 0 seconds."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds, self._clock = seconds, clock
-        self._last_s = clock()
-
-    def is_due(self) -> bool:
-        """Return whether it is; the next one is then due an interval later."""
-        now_s = self._clock()
-        due = self._seconds > 0 and now_s - self._last_s >= self._seconds
-        self._last_s = now_s if due else self._last_s
-        return due
-
-
 class Terminal(JobListener):
     """Shows a job to its user.
 
@@ -125,7 +110,7 @@ class Terminal(JobListener):
         self._printed: set[str] = set()
         self._scores = _Scores()
         self._meter = ProgressMeter(clock)
-        self._interval = _Interval(interval_s, clock)
+        self._interval_s, self._clock, self._written_s = interval_s, clock, clock()
 
     def print(self, text: str) -> None:
         """Print a line of the launcher's own."""
@@ -146,8 +131,15 @@ class Terminal(JobListener):
             return
         self._scores.take_progress(progress)
         self._line.update(progress)
-        if not self._line.on_terminal and self._interval.is_due():
+        if not self._line.on_terminal and self._is_due():
             self._line.write(f"progress: {progress.summary()}")
+
+    def _is_due(self) -> bool:
+        """Return whether a line on the progress is due; the next one is then an interval later."""
+        now_s = self._clock()
+        due = self._interval_s > 0 and now_s - self._written_s >= self._interval_s
+        self._written_s = now_s if due else self._written_s
+        return due
 
     def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
         """Pass on what worker 0 writes, as it comes."""

@@ -167,10 +167,10 @@ def _compute_image_mean(parser: Parser) -> None:
     group.add(progress())
 
 
+_command = partial(Command, module="databases")
 COMMANDS: Sequence[Command] = (
-    Command(
+    _command(
         name="partition_data",
-        module="databases",
         line="divide a database or a list among clients",
         description="Record i of DB_PATH (of a database in key order, of a list of pictures its "
         "line i, of HDF5 files row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose "
@@ -181,9 +181,8 @@ COMMANDS: Sequence[Command] = (
         "poseidon partition_data --hostfile=cluster --distribute cifar10_train_lmdb",
         declare=_partition_data,
     ),
-    Command(
+    _command(
         name="convert_imageset",
-        module="databases",
         line="convert picture files into a database",
         description="Write the pictures that LISTFILE names, a line each with path and label, "
         "into the new database "
@@ -191,9 +190,8 @@ COMMANDS: Sequence[Command] = (
         example="poseidon convert_imageset -shuffle pictures/ list.txt train_lmdb",
         declare=_convert_imageset,
     ),
-    Command(
+    _command(
         name="convert_annoset",
-        module="databases",
         line="convert pictures with objects into a database",
         description="Write the pictures that LISTFILE names, a line each with a picture and its "
         "annotation file, into the new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is "
@@ -201,9 +199,8 @@ COMMANDS: Sequence[Command] = (
         example="poseidon convert_annoset -anno_type=detection -label_type=txt pics/ list db",
         declare=_convert_annoset,
     ),
-    Command(
+    _command(
         name="convert_voc",
-        module="databases",
         line="convert a folder of PASCAL VOC into databases",
         description="Make a list, a file of names and sizes, a window file and a database of each "
         "part of VOC_FOLDER, and the label map. VOC_FOLDER is a folder of years, such as "
@@ -212,9 +209,8 @@ COMMANDS: Sequence[Command] = (
         example="poseidon convert_voc VOCdevkit examples/VOC0712",
         declare=_convert_voc,
     ),
-    Command(
+    _command(
         name="make_db",
-        module="databases",
         line="make a database of folders of pictures",
         description="Write pictures and labels into the new database DB_NAME, for Caffe2's "
         "ImageInput or for Caffe. PICTURES is a folder with a sub-folder for each class (labels "
@@ -228,18 +224,16 @@ COMMANDS: Sequence[Command] = (
         "--generate=two_class data/",
         declare=_make_db,
     ),
-    Command(
+    _command(
         name="compute_image_mean",
-        module="databases",
         line="compute the mean picture of a database",
         description="Print the mean of each channel, and write the mean picture where OUTPUT_FILE "
         "is given.",
         example="poseidon compute_image_mean train_lmdb mean.binaryproto",
         declare=_compute_image_mean,
     ),
-    Command(
+    _command(
         name="prepare_cifar10",
-        module="databases",
         line="make the databases of the CIFAR-10 example",
         description="Make databases and mean file. Uses, in this order: databases made earlier; "
         "CIFAR-10 under --data or $POSEIDON_DATA; a download; and without a network a small "
@@ -247,26 +241,23 @@ COMMANDS: Sequence[Command] = (
         example="poseidon prepare_cifar10 --data=cifar-10-binary.tar.gz",
         declare=_prepare_cifar10,
     ),
-    Command(
+    _command(
         name="convert_cifar",
-        module="databases",
         line="convert published CIFAR-10 into databases",
         description="Make OUTPUT_FOLDER/cifar10_train_<kind>, cifar10_test_<kind> and "
         "mean.binaryproto.",
         example="poseidon convert_cifar cifar-10-batches-bin . lmdb",
         declare=_convert_cifar,
     ),
-    Command(
+    _command(
         name="convert_mnist",
-        module="databases",
         line="convert published MNIST into databases",
         description="Make mnist_train_<kind> and mnist_test_<kind>; nothing is overwritten.",
         example="poseidon convert_mnist mnist/ --folder=examples/mnist",
         declare=partial(_convert_mnist, folder="mnist"),
     ),
-    Command(
+    _command(
         name="convert_mnist_siamese",
-        module="databases",
         line="make databases of random pairs of MNIST's digits",
         description="Make mnist_siamese_train_<kind> and mnist_siamese_test_<kind>; nothing is "
         "overwritten. A record "
