@@ -121,7 +121,9 @@ class LogOutputs:
         """Flush and detach the outputs. A second call does nothing."""
         for handler in self.handlers:
             for name in _ROOTS:
-                logging.getLogger(name).removeHandler(handler)
+                logger = logging.getLogger(name)
+                logger.removeHandler(handler)
+                logger.propagate = not logger.handlers
             handler.close()
 
     def __enter__(self) -> LogOutputs:
@@ -157,7 +159,9 @@ def setup(
         handler.setFormatter(GlogFormatter())
         handler.setLevel(level)
         for name in _ROOTS:
-            logging.getLogger(name).addHandler(handler)
+            logger = logging.getLogger(name)
+            logger.addHandler(handler)
+            logger.propagate = False  # else a script's own handlers write each line once more
     for name in _ROOTS:
         logging.getLogger(name).setLevel(level)
     return LogOutputs(handlers=tuple(handlers))

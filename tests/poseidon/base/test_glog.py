@@ -49,6 +49,21 @@ def test_stream_and_file_get_the_same_lines(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_handlers_of_a_script_get_no_line_that_is_written_here() -> None:
+    found = io.StringIO()
+    handler, own = logging.StreamHandler(found), io.StringIO()
+    logging.getLogger().addHandler(handler)
+    try:
+        with setup(stream=own), setup(stream=own):
+            logging.getLogger("poseidon.x").warning("ours")
+            logging.getLogger("ps_server.x").warning("ours")
+        logging.getLogger("poseidon.x").warning("without outputs")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert own.getvalue().count("ours") == 4
+    assert found.getvalue() == "without outputs\n"
+
+
 def test_a_name_that_is_not_utf_8_is_escaped(tmp_path: Path) -> None:
     with setup(file=tmp_path / "log"):
         logging.getLogger("poseidon").info("no image %s", "caf\udce9.jpg")
