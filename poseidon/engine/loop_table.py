@@ -50,6 +50,8 @@ class LoopEvent(TableKey):
 
     OPEN = "distribute()"
     """All workers have the same values."""
+    AWAIT = "a job that continues"
+    """The job continues from a saved state, which the script loads before its first step."""
     LOAD = "load_state_dict()"
     """A saved state is loaded."""
     LOAD_NOTHING = "resume()"
@@ -192,7 +194,11 @@ def table_of(applies: Applies, *, behind: bool = False, alone: bool = False) -> 
             **without(loads, LoopEvent.FORWARD, LoopEvent.BACKWARD),
             LoopEvent.LOAD_NOTHING: Transition(State.FRESH),
         },
-        State.FRESH: {**loads, LoopEvent.LOAD_NOTHING: STAYS},
+        State.FRESH: {
+            **loads,
+            LoopEvent.AWAIT: Transition(State.AWAITING),
+            LoopEvent.LOAD_NOTHING: STAYS,
+        },
         State.READY: here,
         State.COMING: coming,
         State.AHEAD: {**begun, LoopEvent.FORWARD: Transition(State.BEGUN)},

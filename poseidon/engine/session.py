@@ -105,11 +105,6 @@ class TrainingSession:
             return State.TURN
         return after
 
-    def await_state(self) -> None:
-        """Refuse to train before a saved state is loaded."""
-        assert self.state is State.FRESH
-        self.state = State.AWAITING
-
     def end_iteration(self, finished: int) -> None:
         """Count an iteration.
 

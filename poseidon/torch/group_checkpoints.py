@@ -40,7 +40,7 @@ class GroupCheckpoints:
         """The checkpoint that this group has resumed from, on rank 0."""
         self._says_where = False
         if loop.context.checkpoint is not None:
-            loop.session.await_state()
+            loop.on(LoopEvent.AWAIT)
         loop.tree.add(
             [
                 *progress_leaves(loop),

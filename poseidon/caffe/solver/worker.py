@@ -195,8 +195,11 @@ class SolverWork(TrainingWork[JobDocument]):
         self.launcher.heartbeat.facts["most_lead"] = document.member.options.most_lead
         layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(built, layers, trace, self.launcher.send, observers=[watchdog])
-        for net in [net for nets in replica.nets for net in nets.all()]:
+        hooks = [
             net.register_forward_pre_hook(lambda *_: watchdog.progress())
+            for nets in replica.nets
+            for net in nets.all()
+        ]
         try:
             with self._trainer(replica, built, checkpoint, start) as trainer:
                 trainer.open(state, None if from_memory else Path(document.snapshot))
@@ -214,6 +217,8 @@ class SolverWork(TrainingWork[JobDocument]):
             raise
         finally:
             watchdog.stop()
+            for hook in hooks:  # the nets stay for the next start
+                hook.remove()
             try:
                 seen.close()
             finally:

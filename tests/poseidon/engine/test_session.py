@@ -37,7 +37,7 @@ def after(session: TrainingSession, *events: LoopEvent) -> tuple[Act, ...]:
 def test_each_state_can_be_reached_and_left(applies: Applies) -> None:
     table = table_of(applies)
     assert set(table) == set(State)
-    reached = {State.NEW, State.AWAITING, State.FULL, State.TURN}  # the last three by counts
+    reached = {State.NEW, State.FULL, State.TURN}  # the last two by counts
     for events in table.values():
         reached |= {one.state for one in events.values() if one.state is not None}
     unused = {
@@ -154,7 +154,7 @@ def test_one_worker_alone_may_save_after_its_block() -> None:
 
 def test_a_loop_that_awaits_a_state_begins_no_step_without_it() -> None:
     session = opened()
-    session.await_state()
+    session.on(LoopEvent.AWAIT)
     assert session.on(LoopEvent.EVALUATE) == ()
     with pytest.raises(UsageError, match=r"continues from c\.pt, but the script has begun a step"):
         session.on(LoopEvent.FORWARD, source="c.pt", group="group")
