@@ -54,6 +54,10 @@ def reduced(parts: Sequence[Tensor], reduction: ReduceRule) -> Tensor:
     return result.to(dtype)
 
 
+class RefusedCall(UsageError, RuntimeError):
+    """Wrong arguments of a collective. Scripts catch gloo's, which are RuntimeErrors."""
+
+
 _REDUCTIONS = {
     "SUM": ReduceRule.SUM,
     "AVG": ReduceRule.MEAN,
@@ -70,7 +74,7 @@ def reduction_of(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:
     """Return how tensors are reduced.
 
     Raises:
-        UsageError: the reduction is unknown, or not for tensors of this type.
+        RefusedCall: the reduction is unknown, or not for tensors of this type.
     """
     reduce_op: Any = torch.distributed.ReduceOp
     operation = options.reduceOp if options is not None else reduce_op.SUM
@@ -78,19 +82,19 @@ def reduction_of(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:
         if operation == getattr(reduce_op, name):
             types = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
             if types and reduction in (ReduceRule.AND, ReduceRule.OR, ReduceRule.XOR):
-                raise UsageError(
+                raise RefusedCall(
                     f"the reduction {name} is for whole numbers; a tensor is {types[0]}"
                 )
             if reduction not in (ReduceRule.SUM, ReduceRule.MEAN) and any(
                 t.is_sparse for t in tensors
             ):
-                raise UsageError(
+                raise RefusedCall(
                     f"all_reduce of sparse tensors knows SUM and AVG, not {reduction.name}"
                 )
             if reduction is ReduceRule.MEAN and any(t.dtype is torch.bool for t in tensors):
-                raise UsageError("the reduction AVG is for numbers; a tensor is torch.bool")
+                raise RefusedCall("the reduction AVG is for numbers; a tensor is torch.bool")
             return reduction
-    raise UsageError(
+    raise RefusedCall(
         f"the process group 'poseidon' does not know the reduction {operation}; expected one of "
         f"{', '.join(_REDUCTIONS)}"
     )
@@ -105,10 +109,10 @@ def check_rank(rank: int, size: int) -> int:
     """Return the rank of a worker of a group.
 
     Raises:
-        ValueError: the group has no such worker.
+        RefusedCall: the group has no such worker.
     """
     if not 0 <= rank < size:
-        raise ValueError(
+        raise RefusedCall(
             f"rank {rank} is outside a group of {counted(size, 'worker')}; give a rank from 0 to "
             f"{size - 1}"
         )
@@ -126,16 +130,16 @@ def check_one_each(
         only: the worker whose tensor is to be so; None: all.
 
     Raises:
-        ValueError: it has more or fewer, or one differs.
+        RefusedCall: it has more or fewer, or one differs.
     """
     if len(tensors) != size:
-        raise ValueError(
+        raise RefusedCall(
             f"a list has {counted(len(tensors), 'tensor')}; expected one for each of the {size} "
             "workers"
         )
     for other in tensors if only is None else [tensors[only]]:
         if own is not None and (other.dtype != own.dtype or other.numel() != own.numel()):
-            raise ValueError(
+            raise RefusedCall(
                 f"{call} has tensors of {described(own)} and of {described(other)}; expected one "
                 "type and size"
             )
@@ -145,11 +149,11 @@ def equal_parts(size: int, whole: Tensor) -> list[Tensor]:
     """Return equal parts along the first axis, one for each of so many workers.
 
     Raises:
-        ValueError: there are none.
+        RefusedCall: there are none.
     """
     length = whole.shape[0] if whole.ndim else 1
     if length % size or not whole.ndim:
-        raise ValueError(
+        raise RefusedCall(
             f"a tensor of shape {list(whole.shape)} cannot be divided equally among {size} "
             f"workers; expected a multiple of {size} as its first dimension"
         )
