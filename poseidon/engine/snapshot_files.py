@@ -96,6 +96,18 @@ def seal(state: Path, *others: Path, run: Run = NO_RUN) -> None:
     write_atomically(sums_path(state), "".join(lines).encode(errors="surrogateescape"))
 
 
+def reseal(state: Path, part: Path) -> None:
+    """Let the checksums of a snapshot, if there are any, follow one file that was changed on purpose.
+
+    Raises:
+        SnapshotError: it cannot be read, or the checksums cannot be written.
+    """
+    lines, sums = _lines(state), _read_sums(state) or {}
+    if lines and part.name in sums:
+        now = "".join(f"{line}\n" for line in lines).replace(sums[part.name], _digest(part))
+        write_atomically(sums_path(state), now.encode(errors="surrogateescape"))
+
+
 def run_of(state: Path) -> Run:
     """Return the run that a snapshot belongs to."""
     lines = _lines(state) or [""]

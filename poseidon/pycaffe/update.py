@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from poseidon.caffe.layers.base import times
 from poseidon.caffe.layers.blob import Blob
 from poseidon.caffe.net.params import ParamInfo
-from poseidon.caffe.snapshot.caffemodel import read_model, write_model
+from poseidon.caffe.snapshot.caffemodel import read_model, state_beside, write_model
 from poseidon.caffe.snapshot.hdf5 import write_model as write_hdf5
 from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.caffe.solver.state import FrozenHistories
+from poseidon.engine.snapshot_files import reseal
 from poseidon.errors import UsageError
 from poseidon.pycaffe.graph import NetGraph
 from ps_server import Rule
@@ -59,7 +60,7 @@ def load_weights(net: NetGraph, path: Path, *, own: bool = False) -> None:
 
 
 def save_weights(net: NetGraph, path: Path, *, hdf5: bool = False, diffs: bool = False) -> None:
-    """Write a `.caffemodel`.
+    """Write a `.caffemodel`. If a snapshot has it, its checksum follows.
 
     Args:
         hdf5: write a `.caffemodel.h5`.
@@ -73,6 +74,7 @@ def save_weights(net: NetGraph, path: Path, *, hdf5: bool = False, diffs: bool =
         write_hdf5(path, _arrays(net), owned=net.compiled.owned_blobs(), diffs=gradients)
     else:
         write_model(path, net.compiled.definition.param, _arrays(net), diffs=gradients)
+    reseal(state_beside(path), path)
 
 
 def share_weights(net: NetGraph, other: NetGraph) -> None:

@@ -146,6 +146,12 @@ def write_model(
     write_atomically(path, to_message(net, blobs, diffs=diffs).SerializeToString())
 
 
+def state_beside(model: Path) -> Path:
+    """Return the path that the state has, if the model is of a snapshot."""
+    prefix, _, form = model.name.partition(".caffemodel")
+    return model.with_name(f"{prefix}.solverstate{form}")
+
+
 def read_model(path: Path) -> list[LayerBlobs]:
     """Read the name and the blobs of each layer, from a model of any format (V0, V1, current,
     HDF5).
@@ -154,8 +160,7 @@ def read_model(path: Path) -> list[LayerBlobs]:
         SnapshotError: the file is missing, truncated or not a model, it does not match the checksum
             of its snapshot, or the size of a blob does not match its shape.
     """
-    if ".caffemodel" in path.name:
-        check(path.with_name(path.name.replace(".caffemodel", ".solverstate")), path.name)
+    check(state_beside(path), path.name)
     if hdf5.is_hdf5(path):
         return hdf5.read_model(path)
     found = blobs_of(read_message(path, NetParameter(), "model"), path)

@@ -10,6 +10,7 @@ import pytest
 
 import poseidon.pycaffe as caffe
 from poseidon.caffe.layers import blob as blob_module
+from poseidon.engine.snapshot_files import Run, find_damage, run_of, seal
 from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, UsageError
 from tests.poseidon.pycaffe.conftest import SIMPLE, Write
 
@@ -313,6 +314,21 @@ def test_save_and_copy_from(simple: Path, tmp_path: Path, suffix: str) -> None:
     for name in one.params:
         for mine, theirs in zip(one.params[name], two.params[name], strict=True):
             np.testing.assert_array_equal(mine.data, theirs.data)
+
+
+def test_a_model_of_a_snapshot_may_be_saved_anew(simple: Path, tmp_path: Path) -> None:
+    net, model, state = labelled(simple), tmp_path / "n.caffemodel", tmp_path / "n.solverstate"
+    net.save(str(model))
+    state.write_bytes(b"a state")
+    seal(state, model, run=Run(number=2, job="j"))
+    net.params["ip"][0].data[...] = 3
+    net.save(str(model))
+    labelled(simple).copy_from(str(model))
+    assert run_of(state) == Run(number=2, job="j")
+    assert find_damage(state) is None
+    state.write_bytes(b"another one")
+    net.save(str(model))
+    assert find_damage(state, state.name) is not None
 
 
 def test_forward_all_fills_up_the_last_batch(write: Write) -> None:
