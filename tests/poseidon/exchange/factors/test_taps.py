@@ -24,7 +24,7 @@ class Recorder(AloneExchange):
     def __init__(self, tensors: list[Trained]) -> None:
         super().__init__(tensors, ExchangeSettings())
         taken = [index for index, trained in enumerate(tensors) if trained.tensor.dim() == 2]
-        self._by_factors = dict.fromkeys(taken, self.carrier)
+        self.by_factors = frozenset(taken)
         self.calls: list[tuple[str, int]] = []
         self.factors: dict[int, tuple[Tensor, Tensor]] = {}
 
