@@ -78,7 +78,6 @@ class ServerTables(CarrierState):
         self._hosts = store.host_count / weight
         """By what to divide a change of this worker's."""
         self._first = own.start
-        self._asks = store.consistency is Consistency.SSP
         self._settings = settings
         self._step = Step(settings.start_clock, (0.0,))
         device = device_of(held[0].tensor.device) if held else HOST
@@ -170,9 +169,10 @@ class ServerTables(CarrierState):
     def start(self, step: Step) -> None:
         """Begin an iteration."""
         self._step = step
+        asks = self.store.consistency is Consistency.SSP
         for index, table in enumerate(self._tables):
             table.pushes = 0
-            if self._asks and table.spec.keeping is not Keeping.COPY:
+            if asks and table.spec.keeping is not Keeping.COPY:
                 self._client.request(self._first + index)
 
     def push(self, index: int, gradient: Tensor) -> None:
