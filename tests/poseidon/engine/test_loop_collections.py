@@ -104,9 +104,11 @@ class Launcher:
 
     def __init__(self) -> None:
         self._positions = LoopPositions()
+        self._lock = threading.Lock()  # workers are threads here, and the launcher has one
 
     def __call__(self, rank: int, position: LoopPosition) -> None:
-        sentence = self._positions.move(rank, reported(position))
+        with self._lock:
+            sentence = self._positions.move(rank, reported(position))
         if sentence is not None:
             raise UsageError(sentence)
 
