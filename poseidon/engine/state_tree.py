@@ -215,7 +215,8 @@ class StateTree:
         self._write(of_open, state, source)
         opens()
         if gather is not None:
-            rest = packed(_without(state, {leaf.name for leaf in of_open}))
+            names = {leaf.name for leaf in of_open}
+            rest = packed(_without(state, names)) if self._rank == 0 else None
             state = self.brought(rest, source, gather)
         self._write([leaf for leaf in self._leaves if leaf not in of_open], state, source)
 

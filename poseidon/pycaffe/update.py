@@ -45,13 +45,13 @@ def load_weights(net: NetGraph, path: Path, *, own: bool = False) -> None:
     """Load saved weights by layer name.
 
     Args:
-        own: this net has written them, for a state.
+        own: this net has written them, for a state whose checksums were verified.
 
     Raises:
         SnapshotError: the file cannot be read, or the blobs of a layer have other shapes, or are
             missing in its own state. The net is then unchanged.
     """
-    saved = read_model(path)
+    saved = read_model(path, is_checked=own)
     for node in net.nodes:
         for blob in node.blobs:
             blob.write_data()  # copies the user's changes first

@@ -135,7 +135,7 @@ def load_models(
     """Copy the weights of models by layer name, later ones over earlier ones.
 
     Args:
-        own: the net has written them, for a state.
+        own: the net has written them, for a state whose checksums were verified.
 
     Returns:
         What was and was not copied from each.
@@ -147,7 +147,7 @@ def load_models(
     reports = []
     for path in models:
         try:
-            reports.append((path, net.load_blobs(read_model(path), own=own)))
+            reports.append((path, net.load_blobs(read_model(path, is_checked=own), own=own)))
         except SnapshotError as error:
             raise SnapshotError(
                 str(error) if str(path) in str(error) else f"{path}: {error}"
