@@ -4,8 +4,8 @@ Law: the rules are Caffe's (Net::CopyTrainedLayersFrom). A saved layer that is n
 ignored. A layer of the net that is not saved keeps its values. The blobs of a layer that is in both
 must match in number and shape, except that a shared blob may be missing (as in Caffe's HDF5
 models). The net is changed only if everything matches. If layers have one name, each saved one goes
-to the net's first, so the last stays. A net's own state has blobs for each layer, and of two layers
-of a name the second gets those of the second.
+to the net's first, so the last stays. A net's own state has blobs for each layer: where two layers
+have one name, the second gets the second blobs.
 """
 
 from __future__ import annotations

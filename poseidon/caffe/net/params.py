@@ -110,8 +110,8 @@ class ParamTable:
             new one, or the one that it shares.
 
         Raises:
-            LayerError: the layer has more param specs than blobs, a multiplier is not finite, or sharers
-            disagree.
+            LayerError: the layer has more param specs than blobs, a multiplier is not finite, or
+                sharers disagree.
         """
         if len(param.param) > len(specs):
             raise LayerError(
