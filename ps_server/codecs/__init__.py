@@ -12,8 +12,8 @@ Pure: numbers in, numbers out.
 A block is 256 elements (64 of int4), a segment 16,384 (the last of a table may be shorter). Chunks
 of such tables are cut between segments (`placement.py`), so that bits do not depend on the chunks.
 
-A codec is one file with one class: `base.py` has the contract, `registry.py` the names. If
-`ps_server/native` has a codec of that name, it computes in its place.
+A codec is one class: `base.py` has the contract, `registry.py` the names. If `ps_server/native`
+has a codec of that name, it computes in its place.
 
 Sources: block scales as in 8-bit optimizers (Dettmers et al., ICLR 2022); sign with a mean:
 Karimireddy et al., ICML 2019; top-k: Aji and Heafield, EMNLP 2017; feedback in both directions:

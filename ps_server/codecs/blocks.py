@@ -122,3 +122,76 @@ def rounded(rows: Tensor, levels: float) -> tuple[Tensor, Tensor]:
 def one_nan(numbers: Tensor) -> Tensor:
     """Give every NaN the same bits, in place: which it has depends on the instructions."""
     return numbers.masked_fill_(numbers.isnan(), torch.nan)
+
+
+class Int8(BlockCodec):
+    """`int8`: the scales of all blocks, then a whole number of 8 bits for each element."""
+
+    name = "int8"
+    bits = 8
+
+    def encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        scale, numbers = rounded(rows, 127.0)
+        return scale, numbers.to(torch.int8).view(torch.uint8).view(-1)
+
+    def decode_rows(self, scales: Tensor, codes: Tensor, shape: torch.Size) -> Tensor:
+        return codes.view(torch.int8).view(shape).float().mul_(scales[:, None])
+
+
+class Int4(BlockCodec):
+    """`int4`: the scales of all blocks of 64, then 4 bits for each element: its whole number + 8,
+    the lower half first.
+    """
+
+    name = "int4"
+    shared = 64
+    bits = 4
+
+    def encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        scale, whole = rounded(rows, 7.0)
+        numbers = whole.add_(8.0).to(torch.uint8).view(-1)
+        packed = numbers.new_zeros(-(-numbers.numel() // 2))
+        # of an odd number the last half byte is 0
+        packed[: numbers.numel() // 2].copy_(numbers[1::2]).mul_(16)
+        return scale, packed.add_(numbers[::2])
+
+    def decode_rows(self, scales: Tensor, codes: Tensor, shape: torch.Size) -> Tensor:
+        numbers = torch.stack([codes % 16, codes // 16], dim=1).view(-1)[: shape.numel()]
+        return numbers.view(shape).float().sub_(8.0).mul_(scales[:, None])
+
+
+class Sign(BlockCodec):
+    """`sign`: the mean magnitudes of all blocks, then one bit for each element, 1 below 0, lowest
+    bit first.
+    """
+
+    name = "sign"
+    bits = 1
+
+    def encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        means = one_nan(_sums(rows.abs()).div_(rows.new_full((), rows.shape[1])))
+        bits = torch.zeros(-(-rows.numel() // 8) * 8, dtype=torch.uint8, device=rows.device)
+        bits[: rows.numel()].copy_(rows.view(-1) < 0)
+        return means, bits.view(-1, 8).mul_(_powers(bits)).sum(dim=1, dtype=torch.uint8)
+
+    def decode_rows(self, scales: Tensor, codes: Tensor, shape: torch.Size) -> Tensor:
+        bits = codes[:, None].bitwise_and(_powers(codes)).ne(0).view(-1)[: shape.numel()]
+        signs = bits.view(shape).float().mul_(-2.0).add_(1.0)
+        return signs.mul_(scales[:, None])
+
+
+def _powers(like: Tensor) -> Tensor:
+    """Return the bytes 1, 2, 4 ... 128."""
+    ones = like.new_ones(8)
+    return ones.bitwise_left_shift(ones.cumsum(0, dtype=torch.uint8).sub_(1))
+
+
+def _sums(rows: Tensor) -> Tensor:
+    """Return the sum of each row, added in an order that its length alone decides; overwrites
+    the rows.
+    """
+    while (width := rows.shape[1]) > 1:
+        half = width // 2
+        rows[:, :half].add_(rows[:, width - half :])
+        rows = rows[:, : width - half]
+    return rows[:, 0]

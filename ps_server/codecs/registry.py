@@ -14,11 +14,8 @@ from importlib.metadata import entry_points
 from typing import TypeVar, get_type_hints
 
 from ps_server.codecs.base import Codec
-from ps_server.codecs.int4 import Int4
-from ps_server.codecs.int8 import Int8
-from ps_server.codecs.randomk import RandomK
-from ps_server.codecs.sign import Sign
-from ps_server.codecs.topk import TopK
+from ps_server.codecs.blocks import Int4, Int8, Sign
+from ps_server.codecs.segments import RandomK, TopK
 from ps_server.errors import SpecError
 from ps_server.json_fields import as_text
 

@@ -38,8 +38,7 @@ from poseidon.exchange.lossy.low_rank_matrix import ELEMENT_BYTES, POWERSGD, Low
 from poseidon.exchange.server.placed import SMALL_TENSOR_ELEMENTS
 from ps_server import Codec, CodecPair, SpecError
 from ps_server.codecs import registry
-from ps_server.codecs.int4 import Int4
-from ps_server.codecs.int8 import Int8
+from ps_server.codecs.blocks import Int4, Int8
 
 AUTO = "auto"
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from ps_server import Precision, StoreSpec, TableSpec
 from ps_server.codecs.base import SEGMENT_ELEMENTS
 from ps_server.codecs.blocks import BlockCodec
-from ps_server.codecs.randomk import MIXES, STEP, RandomK, edges, state_of
-from ps_server.codecs.topk import TopK
+from ps_server.codecs.segments import MIXES, STEP, RandomK, TopK, edges, state_of
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import TORCH_TYPES, bounds, of_pushes, round_into
 

@@ -21,7 +21,7 @@ from poseidon.exchange.options import ExchangeKind, Scheme
 from poseidon.exchange.server.placed import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.observe.plan.shapes import MIB, LayerShape, Machine, Shape, shares_of_work
 from ps_server import CodecPair, Precision
-from ps_server.codecs.int8 import Int8
+from ps_server.codecs.blocks import Int8
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, UNEVEN, chunk_elements
 from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_server.codecs.registry import CodecPair
-from ps_server.codecs.topk import TopK
+from ps_server.codecs.segments import TopK
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer

@@ -16,9 +16,8 @@ from random import Random
 
 import numpy as np
 
-from ps_server.codecs.int8 import Int8
+from ps_server.codecs.blocks import Int8, Sign
 from ps_server.codecs.registry import CodecPair
-from ps_server.codecs.sign import Sign
 from ps_server.errors import PeerLeft
 from ps_server.protocol import messages as m
 from ps_server.protocol.row_settings import RowInit, RowTableSpec

@@ -13,9 +13,8 @@ from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoder
 from ps_server import CodecPair, Precision, StoreSpec, TableSpec
 from ps_server.codecs.base import SEGMENT_ELEMENTS
 from ps_server.codecs.blocks import BlockCodec
-from ps_server.codecs.randomk import RandomK
 from ps_server.codecs.registry import codec_of
-from ps_server.codecs.topk import TopK
+from ps_server.codecs.segments import RandomK, TopK
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, Feedback, as_array
 from tests.support.simulated_device import simulated_devices

@@ -16,7 +16,7 @@ from poseidon.exchange.lossy.low_rank_matrix import (
 )
 from poseidon.exchange.ruled import RuledTensor
 from ps_server import Rule, native
-from ps_server.codecs.int8 import Int8
+from ps_server.codecs.blocks import Int8
 from tests.support import needs
 
 SIDES = (1, 2, 3, 7, 8, 64, 65, 257, 1000)
