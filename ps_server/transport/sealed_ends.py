@@ -10,14 +10,14 @@ with the agreed key, which proves that the handshake was not a repeated one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps_server.errors import PacketsMissing, RemoteProtocolError
 from ps_server.keys import KeyPair, Keyring, key_bytes
 from ps_server.transport.base import Buffer
-from ps_server.transport.handshake import KEY_BYTES, Agreement, Initiator, respond
+from ps_server.transport.handshake import KEY_BYTES, Initiator, respond
 from ps_server.transport.sealing import Opener, Sealer, Suite, choose, offer
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -95,6 +95,20 @@ class ServerConnection:
     broken: bool = False
     """Whether packets are missing: nothing more is delivered."""
 
+    @classmethod
+    def answering(cls, secret: bytes, first: bytes, admit: Collection[bytes]) -> ServerConnection:
+        """Return the connection that a first message opens; arguments as for `respond`.
+
+        Raises:
+            RemoteProtocolError: it is not from a key to admit, or for another server.
+        """
+        second, agreed = respond(
+            secret, first, admit, lambda offered: bytes([choose(offered, has_aes=has_aes()).value])
+        )
+        suite = choose(agreed.payload, has_aes=has_aes())
+        sealer, opener = Sealer(suite, agreed.send), Opener(suite, agreed.receive)
+        return cls(second=second, sealer=sealer, opener=opener)
+
 
 class ListeningEnd:
     """All connections of a server.
@@ -123,11 +137,11 @@ class ListeningEnd:
         if number is not None:  # it connects again, or somebody repeats what it has said
             return None if self._sessions[number].peer else number
         try:
-            second, agreed = respond(self._secret, first, self._admit, _answer)
+            session = ServerConnection.answering(self._secret, first, self._admit)
         except RemoteProtocolError:
             return None
         number = self._numbers[ephemeral] = b"%d" % len(self._numbers)
-        self._sessions[number] = _session(second, agreed)
+        self._sessions[number] = session
         return number
 
     def receive(self, number: bytes, peer: bytes, parts: Sequence[memoryview]) -> Sequence[Buffer]:
@@ -171,25 +185,8 @@ def _rehearse() -> None:
     their first use; later strangers may hold all files that the process can open.
     """
     own = KeyPair.new()
-    public = key_bytes(own.public)
     near = ConnectingEnd(Keyring(own=own, expect=(own.public,)), 0)
-    second, agreed = respond(key_bytes(own.secret), near.first, {public}, _answer)
-    far = _session(second, agreed)
-    near.receive([memoryview(second)])
+    far = ServerConnection.answering(key_bytes(own.secret), near.first, {key_bytes(own.public)})
+    near.receive([memoryview(far.second)])
     assert near.sealer is not None
-    number = bytearray(near.sealer.number)
-    parts = near.sealer.seal((), lambda size: memoryview(bytearray(size)))
-    far.opener.open([memoryview(number), *parts])
-
-
-def _answer(offered: bytes) -> bytes:
-    return bytes([choose(offered, has_aes=has_aes()).value])
-
-
-def _session(second: bytes, agreed: Agreement) -> ServerConnection:
-    suite = choose(agreed.payload, has_aes=has_aes())
-    return ServerConnection(
-        second=second,
-        sealer=Sealer(suite, agreed.send),
-        opener=Opener(suite, agreed.receive),
-    )
+    far.opener.open(near.sealer.packet(()))

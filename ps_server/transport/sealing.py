@@ -142,6 +142,11 @@ class Sealer(_Direction):
         self._passed(sum(part.nbytes for part in parts))
         return parts
 
+    def packet(self, frames: Frames) -> list[memoryview]:
+        """Seal the next packet, and return all its parts, in new memory."""
+        number = memoryview(bytearray(self.number))
+        return [number, *self.seal(frames, lambda size: memoryview(bytearray(size)))]
+
 
 class Opener(_Direction):
     """Opens what the other end has sealed."""

@@ -1,8 +1,10 @@
 """Agents in actors of Ray, one on the node of each client.
 
 The launcher calls two methods of an actor: `put` takes messages to its agent, `get` returns those
-from it. What they carry is sealed (`poseidon.cluster.dial.ray_resources`); Ray sees public keys, sizes and
-times.
+from it. Ray's own connections are in the clear unless the cluster has TLS, so what the methods carry
+is sealed as between workers (`ps_server/transport/sealed_ends.py`): each side makes a key pair for
+one connection, and Ray sees public keys, sizes and times. What does not come in the order in which it
+was sealed, once, is refused.
 
 Law: a lost node or actor ends the channel. One call of each kind is in progress at a time, so that
 messages keep their order and a slow node slows the launcher down.
@@ -22,13 +24,17 @@ from poseidon.base.settings import expanded, inherited_environment
 from poseidon.cluster.agent.child import ChildSettings, base_environment
 from poseidon.cluster.agent.host import Agent, AgentSettings
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.channel import QueueChannel
+from poseidon.cluster.dial.channel import MAX_QUEUED, QueueChannel
 from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.dial.ray_cluster import RayCluster, connect_to_cluster, reason_of
-from poseidon.cluster.dial.ray_resources import ChannelKeys, Resources, Seal, SealError, pinned
+from poseidon.cluster.dial.ray_resources import Resources, pinned
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError, printable
 from poseidon.version import __version__
+from ps_server.errors import RemoteProtocolError
+from ps_server.keys import KeyPair, Keyring, key_bytes
+from ps_server.transport.sealed_ends import ConnectingEnd, ServerConnection
+from ps_server.transport.sealing import Sealer
 
 POLL_S = 2.0
 CALL_S = 60.0
@@ -50,7 +56,7 @@ class AgentActor:
     """The actor: an agent on its node. Each method is called by one thread at a time."""
 
     def __init__(self) -> None:
-        self._keys = ChannelKeys()
+        self._own = KeyPair.new()
 
     def describe(self) -> dict[str, Any]:
         """Return the node's id, the version, the interpreter, and the public key."""
@@ -60,14 +66,15 @@ class AgentActor:
             "node": ray.get_runtime_context().get_node_id(),
             "version": __version__,
             "python": sys.executable,
-            "public": self._keys.public,
+            "public": self._own.public,
         }
 
-    def connect(self, public: bytes, python: str, workdir: str, folder: str) -> None:
-        """Start the agent.
+    def connect(self, public: str, first: bytes, python: str, workdir: str, folder: str) -> bytes:
+        """Start the agent; return the second message of the handshake.
 
         Args:
             public: the launcher's public key.
+            first: the first message.
             python: the interpreter of its processes; empty: Ray's own.
             workdir: their working directory; empty: `folder`, or the user's home where there is no
                 such folder.
@@ -76,7 +83,9 @@ class AgentActor:
         Raises:
             NotADirectoryError: there is no folder `workdir`.
         """
-        self._send, self._receive = self._keys.seals(public)
+        self._sealed = ServerConnection.answering(
+            key_bytes(self._own.secret), first, {key_bytes(public)}
+        )
         wanted = str(expanded(workdir or folder))
         if not os.path.isdir(wanted):
             if workdir:
@@ -91,27 +100,34 @@ class AgentActor:
         )
         agent_end, self._channel = QueueChannel.pair()
         threading.Thread(target=Agent(agent_end, settings).serve, daemon=True).start()
+        return self._sealed.second
 
-    def put(self, batch: list[bytes]) -> None:
+    def put(self, packet: list[bytes]) -> None:
         """Take messages to the agent, in order."""
-        for sealed in batch:
-            self._channel.send(self._receive.open(sealed))
+        for message in self._sealed.opener.open(_writable(packet)):
+            self._channel.send(bytes(message))
 
     def get(self, timeout_s: float) -> list[bytes] | None:
         """Return messages of the agent, none if there are none in time; None once it has ended."""
-        batch = _sealed(self._send, self._channel.receive(timeout_s), self._channel)
-        return None if not batch and self._channel.closed else batch
+        message = self._channel.receive(timeout_s)
+        if message is None:
+            return None if self._channel.closed else []
+        return _packet(self._sealed.sealer, message, self._channel)
 
 
-def _sealed(seal: Seal, message: bytes | None, channel: QueueChannel) -> list[bytes]:
-    """Return a message and all messages that wait behind it, sealed; an empty list for None."""
-    batch: list[bytes] = []
-    size_bytes = 0
-    while message:
-        batch.append(seal.seal(message))
-        size_bytes += len(message)
-        message = channel.poll() if size_bytes < MAX_BATCH_BYTES else None
-    return batch
+def _packet(sealer: Sealer, message: bytes, channel: QueueChannel) -> list[bytes]:
+    """Return a message and those that wait behind it, sealed."""
+    batch, size_bytes = [message], len(message)
+    while size_bytes < MAX_BATCH_BYTES and len(batch) < MAX_QUEUED:
+        if (following := channel.poll()) is None:
+            break
+        batch.append(following)
+        size_bytes += len(following)
+    return [bytes(part) for part in sealer.packet(batch)]
+
+
+def _writable(packet: Sequence[bytes]) -> list[memoryview]:
+    return [memoryview(bytearray(part)) for part in packet]
 
 
 class RayDialer(Dialer):
@@ -250,13 +266,12 @@ def dial_actor(
             f"{label}: Poseidon {version} is installed for Ray's Python {description['python']}, "
             f"and {__version__} at the launcher; install the same version"
         )
-    keys = ChannelKeys()
+    keys = Keyring(own=KeyPair.new(), expect=(description["public"],))
     far, channel = QueueChannel.pair()
-    pump = _Pump(label, actor, ray, channel)
+    pump = _Pump(label, actor, ray, channel, ConnectingEnd(keys, 0))
     try:
-        pump.call("connect", keys.public, *where)
-        pump.start(*keys.seals(description["public"]))
-    except (OSError, SealError) as error:
+        pump.start(keys.own.public, where)
+    except (OSError, RemoteProtocolError) as error:
         raise JobError(f"{label}: its Ray actor is lost: {error}") from error
     agent = RemoteAgent(far, label)
     agent.connect()
@@ -266,20 +281,32 @@ def dial_actor(
 class _Pump:
     """Carries messages between a channel and an actor; ends the actor with the channel."""
 
-    def __init__(self, label: str, actor: Any, ray: Any, channel: QueueChannel) -> None:
+    def __init__(
+        self, label: str, actor: Any, ray: Any, channel: QueueChannel, sealed: ConnectingEnd
+    ) -> None:
         self._label = label
         self._actor = actor
         self._ray = ray
         self._channel = channel
+        self._sealed = sealed
 
-    def start(self, send: Any, receive: Any) -> None:
-        """Begin; `send` and `receive` are the seals of the two directions."""
-        self._send_seal, self._receive_seal = send, receive
+    def start(self, public: str, where: tuple[str, str, str]) -> None:
+        """Agree on keys, and begin.
+
+        Args:
+            public: this side's public key.
+            where: see `dial_actor`.
+
+        Raises:
+            OSError, RemoteProtocolError: the actor is lost, or does not agree.
+        """
+        second = self._call("connect", public, self._sealed.first, *where)
+        self._sealed.receive([memoryview(second)])
         for role, work in (("send", self._send), ("receive", self._receive)):
             name = f"poseidon ray {self._label} {role}"
             threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
 
-    def call(self, method: str, *arguments: object, timeout_s: float = CALL_S) -> Any:
+    def _call(self, method: str, *arguments: object) -> Any:
         """Call a method of the actor; return its answer.
 
         Raises:
@@ -289,20 +316,22 @@ class _Pump:
         if method in CALLS:
             call = call.options(concurrency_group=method)
         try:
-            return self._ray.get(call.remote(*arguments), timeout=timeout_s)
+            return self._ray.get(call.remote(*arguments), timeout=CALL_S)
         except self._ray.exceptions.GetTimeoutError:
-            raise OSError(f"no answer within {timeout_s:g} s") from None
+            raise OSError(f"no answer within {CALL_S:g} s") from None
         except Exception as error:
             raise OSError(reason_of(error)) from error
 
     def _send(self) -> None:
+        sealer = self._sealed.sealer
+        assert sealer is not None, "`start` has agreed on keys"
         while (message := self._channel.receive()) is not None:
-            self.call("put", _sealed(self._send_seal, message, self._channel))
+            self._call("put", _packet(sealer, message, self._channel))
 
     def _receive(self) -> None:
-        while (batch := self.call("get", POLL_S)) is not None:
-            for sealed in batch:
-                self._channel.send(self._receive_seal.open(sealed))
+        while (packet := self._call("get", POLL_S)) is not None:
+            for message in self._sealed.receive(_writable(packet)) if packet else ():
+                self._channel.send(bytes(message))
 
     def _run(self, work: Callable[[], None]) -> None:
         # Whatever ends a thread, a lost node above all, ends the channel: the agent counts as lost.

@@ -26,12 +26,8 @@ LARGE = bytes(range(256)) * (LARGE_BYTES // 256)
 Parts = list[bytes]
 
 
-def take(size: int) -> memoryview:
-    return memoryview(bytearray(size))
-
-
 def packet(sealer: Sealer, *frames: bytes) -> Parts:
-    return [sealer.number, *(bytes(part) for part in sealer.seal(frames, take))]
+    return [bytes(part) for part in sealer.packet(frames)]
 
 
 def opened(opener: Opener, parts: Parts) -> list[bytes]:

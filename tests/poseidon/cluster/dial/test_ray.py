@@ -95,7 +95,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalRay]:
 def dial(
     ray: LocalRay, where: tuple[str, str, str] = ("", "", ""), version: str = poseidon.__version__
 ) -> RemoteAgent:
-    description = {"version": version, "python": sys.executable, "public": ray.actor._keys.public}
+    description = {"version": version, "python": sys.executable, "public": ray.actor._own.public}
     label = "client 1 on node7"
     return dial_actor(label, LocalHandle(ray), ray, description, where)
 
@@ -243,8 +243,8 @@ def test_what_was_changed_on_its_way_ends_the_channel(
     get = ray.actor.get
 
     def changed(timeout_s: float) -> list[bytes] | None:
-        batch = get(timeout_s)
-        return batch and [sealed[:-1] + bytes([sealed[-1] ^ 1]) for sealed in batch]
+        packet = get(timeout_s)
+        return packet and [*packet[:-1], packet[-1][:-1] + bytes([packet[-1][-1] ^ 1])]
 
     monkeypatch.setattr(ray.actor, "get", changed)
     until(lambda: agent.lost is not None, "it was taken all the same", LIMIT_S)
