@@ -53,7 +53,10 @@ def use_environment(*packages: str) -> None:
         os.execv(python, [str(python), *getattr(sys, "orig_argv", ["", *sys.argv])[1:]])
     refuse_old_python()
     script = Path(sys.argv[0]).name
-    _refuse(script, f"lacks {', '.join(missing)}; run `make setup` in {CHECKOUT} once")
+    _refuse(
+        "poseidon" if script == "__main__.py" else script,
+        f"lacks {', '.join(missing)}; run `make setup` in {CHECKOUT} once",
+    )
 
 
 def refuse_old_python() -> None:

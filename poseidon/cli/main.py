@@ -118,9 +118,10 @@ def run_command(parsed: argparse.Namespace) -> int:
     """Check, import and run the command of a namespace of `parse_arguments`; return its exit
     code.
     """
-    check(parsed)
-    with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), collector_paused():
-        module = _import(COMMANDS[parsed.command].module)
+    with _packages_required():
+        check(parsed)
+        with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), collector_paused():
+            module = import_module(f"poseidon.cli.{COMMANDS[parsed.command].module}")
     code: int = getattr(module, f"run_{parsed.command}")(parsed)
     return code
 
@@ -199,14 +200,15 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     return f"{location}: {described(error)}" if location else None
 
 
-def _import(module: str) -> Any:
-    """Return a module of `poseidon.cli`.
+@contextmanager
+def _packages_required() -> Iterator[None]:
+    """Import modules of Poseidon within the block.
 
     Raises:
         PoseidonError: a package that Poseidon requires is not installed.
     """
     try:
-        return import_module(f"poseidon.cli.{module}")
+        yield
     except ModuleNotFoundError as error:
         package = (error.name or "poseidon").partition(".")[0]
         if package in ("poseidon", "ps_server"):

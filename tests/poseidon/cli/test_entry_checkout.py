@@ -60,9 +60,11 @@ def test_without_packages_a_script_says_what_to_run(checkout: Path) -> None:
         assert line.endswith(f"; run `make setup` in {checkout} once")
 
 
-def test_the_command_says_so_too(checkout: Path) -> None:
-    done = run(checkout, "-m", "poseidon", "convert_mnist", ".")
+@pytest.mark.parametrize("words", [["convert_mnist", "."], ["run", "train.py"]])
+def test_the_command_says_so_too(checkout: Path, words: list[str]) -> None:
+    done = run(checkout, "-m", "poseidon", *words)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert done.stderr.startswith("poseidon: this Python ")
 
 
 def test_the_environment_of_the_checkout_is_found(checkout: Path) -> None:
