@@ -40,10 +40,8 @@ def split_name(layer: str, blob: str, index: int) -> str:
 def insert_splits(definition: NetDefinition) -> NetDefinition:
     """Return the net with Split layers. It must have been filtered for its phase.
 
-    An unknown bottom is ignored here; `plan_net` reports it.
-
-    Raises:
-        DefinitionError: a layer runs in place on a blob that other layers read.
+    Mistakes are ignored here, and `plan_net` reports them: an unknown bottom, a layer that runs in
+    place on a blob that other layers read.
     """
     sources, readers, weights = _readers(definition.param)
     param = NetParameter()
@@ -56,13 +54,8 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
         layer.CopyFrom(old)
         for position, blob in enumerate(old.bottom):
             top = sources.get((index, position))
-            if top is not None and readers[top] > 1:
-                if position < len(old.top) and old.top[position] == blob:
-                    raise definition.error(
-                        index,
-                        f"runs in place on '{blob}', which other layers read; name its top "
-                        "differently",
-                    )
+            in_place = position < len(old.top) and old.top[position] == blob
+            if top is not None and readers[top] > 1 and not in_place:
                 writer = definition.param.layer[top[0]].name
                 layer.bottom[position] = f"{split_name(writer, blob, top[1])}_{used[top]}"
                 used[top] += 1

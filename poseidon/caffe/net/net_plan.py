@@ -4,7 +4,7 @@ Law: a plan depends on names and layer classes only, not on shapes and tensors. 
 order of the file, and a bottom must be the top of an earlier layer. Each top of each layer has its
 own slot, also in place: the name then refers to the newer slot, and the older value is kept only
 while the backward pass needs it. So a blob that is used twice needs no Split, and in-place layers
-save memory without changing results.
+save memory without changing results. A layer runs in place only on a blob that no other layer reads.
 
 Source for the rules: Caffe's Net::Init, AppendTop, AppendBottom and Layer::SetLossWeights.
 """
@@ -77,7 +77,7 @@ def plan_net(definition: NetDefinition, class_of: ClassOf) -> NetPlan:
 
     Raises:
         DefinitionError: a type or a bottom is unknown, two layers have the same top, a layer runs in
-            place on a top of a Split, or loss_weight or propagate_down occurs a wrong number of
+            place on a top of a Split or a blob with more readers, or loss_weight or propagate_down occurs a wrong number of
             times.
     """
     planner = _Planner(definition=definition, class_of=class_of)
@@ -178,6 +178,11 @@ class _Planner:
                         f"top '{name}' is already produced by layer '{first.name}', expected a new "
                         "name (or the bottom with the same index, to run in place)"
                     )
+                if self._is_read_elsewhere(self.names[name]):
+                    raise LayerError(
+                        f"runs in place on '{name}', which other layers read; name its top "
+                        "differently"
+                    )
                 if first.type == "Split":  # in Caffe they share their memory
                     raise LayerError(
                         f"runs in place on '{name}', one of the copies that layer '{first.name}' "
@@ -188,6 +193,12 @@ class _Planner:
         self.writer.append(index)
         self.uses.append(0)
         return slot
+
+    def _is_read_elsewhere(self, slot: int) -> bool:
+        """Return whether a blob has readers beside the layer that is being added. Its Split would
+        give that layer's bottom a different name in Caffe. A loss weight counts as a reader.
+        """
+        return self.uses[slot] > 1 or slot in dict(self.losses)
 
     def _propagate_down(self, param: LayerParameter) -> list[bool | None]:
         """Return for each bottom True (forced), False (stopped), or None (neither)."""
@@ -233,16 +244,10 @@ class _Planner:
         for position, step in enumerate(self.steps):
             used = dict.fromkeys((*step.bottoms, *step.tops))
             dead = tuple(slot for slot in used if last[slot] == position and slot not in kept)
-            steps.append(replace(step, dead=dead, overwrites=self._overwrites(step, kept)))
+            steps.append(replace(step, dead=dead, overwrites=self._overwrites(step)))
         return steps
 
-    def _overwrites(self, step: LayerStep, kept: set[int]) -> bool:
+    def _overwrites(self, step: LayerStep) -> bool:
         param = self.definition.param.layer[step.layer]
-        if not (param.bottom and param.top and param.bottom[0] == param.top[0]):
-            return False
-        slot = step.bottoms[0]
-        return (
-            self.uses[slot] == 1
-            and slot not in kept
-            and self.classes[self.writer[slot]].TOPS_MAY_BE_OVERWRITTEN
-        )
+        in_place = param.bottom and param.top and param.bottom[0] == param.top[0]
+        return bool(in_place) and self.classes[self.writer[step.bottoms[0]]].TOPS_MAY_BE_OVERWRITTEN

