@@ -55,6 +55,8 @@ def check(filler: FillerParameter, shape: tuple[int, ...]) -> None:
         raise FillerError(f"filler '{filler.type}' needs a blob of at least one axis, not a scalar")
     if filler.type == "gaussian" and filler.std < 0:
         raise FillerError(f"filler 'gaussian' has std {filler.std:g}, expected at least 0")
+    if filler.type == "uniform" and filler.min > filler.max:
+        raise FillerError(f"filler 'uniform' has min {filler.min:g} above max {filler.max:g}")
     if filler.type == "gaussian" and filler.sparse >= 0 and not shape:
         raise FillerError("a sparse filler needs a blob of at least one axis, not a scalar")
     if filler.type == "bilinear" and (len(shape) != 4 or shape[2] != shape[3]):

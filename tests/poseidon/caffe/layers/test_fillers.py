@@ -92,6 +92,7 @@ WRONG = {
     "type: 'uniform' sparse: 3": ((2, 2), "cannot be sparse"),
     "type: 'xavier'": ((), "at least one axis"),
     "type: 'gaussian' std: -1": ((2,), "std -1"),
+    "type: 'uniform' min: 2": ((2,), "min 2 above max 1"),
     "type: 'bilinear'": ((2, 2, 3, 4), "square kernel"),
 }
 
