@@ -28,9 +28,9 @@ from poseidon.caffe.net.compile import compile_net, filter_phase
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.proto.definition import NetDefinition, read_net
-from poseidon.caffe.snapshot.caffemodel import write_model
+from poseidon.caffe.snapshot.caffemodel import state_beside, write_model
 from poseidon.caffe.tools.solo import fill
-from poseidon.engine.snapshot_files import write_atomically
+from poseidon.engine.snapshot_files import reseal, write_atomically
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -283,6 +283,7 @@ def import_weights(
         for _, layer in net.layer_modules
     ]
     write_model(path, net.definition.param, blobs)
+    reseal(state_beside(path), path)
     used = {names.get(name, name) for name in wanted}
     return len(wanted), [name for name in arrays if name not in used]
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from poseidon.caffe.export.formats import named_tensors, open_for_inference, read_tensors, write_net
 from poseidon.caffe.snapshot.caffemodel import read_model, write_model
 from poseidon.cli.main import main
+from poseidon.engine.snapshot_files import seal
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 
 NET = """
@@ -87,6 +88,10 @@ def test_weights_go_and_come_back(files: tuple[Path, Path], tmp_path: Path, suff
         assert set(torch.load(out, weights_only=True)) == names
     else:
         assert set(safetensors.numpy.load_file(out)) == names
+    back.write_bytes(b"the model of a snapshot")
+    state = tmp_path / "back.solverstate"
+    state.write_bytes(b"its state")
+    seal(state, back)
     assert main(["import", str(files[0]), str(out), str(back)]) == 0
     for (name, before), (_, after) in zip(read_model(files[1]), read_model(back), strict=True):
         for one, other in zip(before, after, strict=True):
