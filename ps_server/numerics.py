@@ -23,6 +23,7 @@ import contextlib
 import ctypes
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -104,6 +105,13 @@ def prepare_process(threads: int | None = None) -> None:
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def let_forks_compute() -> None:
+    """Let processes that this one forks compute with one thread; torch would wait for its threads,
+    which only this process has.
+    """
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 def take_code_for_all_alignments() -> bool:

@@ -8,13 +8,11 @@ change existing nets.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -27,6 +25,7 @@ from poseidon.caffe.solver.replica import draws_from_process
 from poseidon.engine.random_streams import seed_generators
 from poseidon.engine.this_process import compute_as_everywhere, current_context, this_worker
 from poseidon.errors import UsageError, counted
+from ps_server.numerics import let_forks_compute
 from ps_server.protocol.seats import Seat
 from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -60,8 +59,7 @@ class ProcessMode:
 
 
 MODE = ProcessMode()
-# torch would wait for its parent's threads
-os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+let_forks_compute()
 _LOG: list[glog.LogOutputs] = []
 
 

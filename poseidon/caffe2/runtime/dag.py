@@ -18,9 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-import torch
-
 from poseidon.caffe2.runtime.chains import Chain, Part
+from ps_server.numerics import let_forks_compute
 
 SLICE_S = 0.1
 """How often a wait looks whether its plan has ended."""
@@ -131,13 +130,13 @@ _pool = _new_pool()
 
 
 def _after_fork() -> None:
-    """Let a forked process run nets: no threads of its parent's, of the pool or of torch."""
+    """Give a forked process threads of its own."""
     global _pool  # noqa: PLW0603
     _pool = _new_pool()
-    torch.set_num_threads(1)
 
 
 os.register_at_fork(after_in_child=_after_fork)
+let_forks_compute()
 
 
 class Starts(Protocol):
