@@ -26,6 +26,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
 from ps_server import Interrupted
 from ps_server.interruption import Interruption
+from ps_server.json_fields import plain
 
 LOGGER = logging.getLogger(__name__)
 JOB, WORKERS = "job", "workers"
@@ -117,7 +118,7 @@ class LauncherConnection:
 
     def send(self, event: str, **fields: object) -> None:
         """Write one event; does nothing once the launcher has gone."""
-        self._write(json.dumps({"event": event, **fields}) + "\n")
+        self._write(json.dumps({"event": event, **fields}, default=plain) + "\n")
 
     def _write(self, line: str) -> None:
         with self._lock, contextlib.suppress(OSError, ValueError):

@@ -79,14 +79,15 @@ class ExchangedModule:
         Raises:
             UsageError: the module has a different class, or the copy has no values.
         """
-        if self.reads.is_fork:
+        is_fork = self.reads.is_fork
+        if is_fork:
             self.reads.check_process()
         elif type(self.module) is not self._kind:
             raise UsageError(
                 f"the module became a {type(self.module).__name__} after distribute(); call "
                 "fully_shard() before distribute()"
             )
-        return self.reads.is_fork
+        return is_fork
 
     def check_process(self, call: str) -> None:
         """Refuse a call in a fork of this worker, which has no connections to the others."""

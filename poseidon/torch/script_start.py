@@ -19,7 +19,6 @@ from poseidon.engine.worker_context import LoopJob, Observed
 from poseidon.exchange.exchange import Built
 from poseidon.exchange.observer import named_layers
 from poseidon.exchange.options import Scheme
-from ps_server.json_fields import fields_of
 from ps_server.trace import Tracer
 
 LOGGER = logging.getLogger("poseidon.torch.script")
@@ -93,7 +92,7 @@ class StartOfScript(LoopJob):
         self._on_opened()
 
     def progressed(self, position: LoopPosition) -> None:
-        self._launcher.heartbeat.facts["position"] = fields_of(position)
+        self._launcher.heartbeat.facts["position"] = position
         self._progress(position.steps)
         self._logged.send_copied()
         if position.iterations != self._iterations:

@@ -7,7 +7,6 @@ import torch
 
 from poseidon.base.call_names import LoopPosition
 from poseidon.engine.heartbeat import HeartbeatSender, gpu_reading
-from ps_server.json_fields import fields_of
 
 
 @pytest.mark.parametrize(
@@ -16,7 +15,7 @@ from ps_server.json_fields import fields_of
         {},
         {
             "most_lead": 2,
-            "position": fields_of(LoopPosition(iterations=6, collections=2, collection="mean")),
+            "position": LoopPosition(iterations=6, collections=2, collection="mean"),
         },
     ],
 )

@@ -18,7 +18,6 @@ from poseidon.engine.process import launcher_streams
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings
 from ps_server import Interrupted, SignalKind
-from ps_server.json_fields import fields_of
 from tests.support.exchanges import AloneExchange
 
 
@@ -144,7 +143,7 @@ def test_a_worker_that_goes_on_gets_the_addresses_of_the_next_start() -> None:
         {"do": "connect", "addresses": ["tcp://second:0"]},
     )
     launcher.start()
-    launcher.heartbeat.facts["position"] = fields_of(LoopPosition(steps=10))
+    launcher.heartbeat.facts["position"] = LoopPosition(steps=10)
     try:
         assert launcher.pause(12, "worker 0 was lost") == {"rank": 1}
         assert launcher.heartbeat.facts == {}, (
