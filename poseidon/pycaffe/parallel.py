@@ -105,6 +105,11 @@ class Gloo:
         for value, part in zip(values, flat.split([v.numel() for v in values]), strict=True):
             value.copy_(part.view(value.shape))
 
+    def __call__(self, layer: int) -> None:
+        """Do nothing after a layer's backward pass: `net.after_backward(group)`, which scripts that
+        reduce layer by layer call with NCCL, may stay. The diffs are averaged after the last layer.
+        """
+
     def on_start(self) -> None:
         """Do nothing before the forward pass."""
 

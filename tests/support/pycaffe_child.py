@@ -32,6 +32,8 @@ def train(
     group = caffe.Gloo(solver, address)
     group.bcast()
     solver.add_callback(group)
+    if solver.param.layer_wise_reduce:  # as in Caffe's python/train.py
+        solver.net.after_backward(group)
     draws = np.random.default_rng(0)
     first = rank * virtual // count + (rank > 0 and virtual % count > 0)
     for _ in range(4):
