@@ -46,7 +46,7 @@ class Peers:
     Args:
         network: who the workers are; `links.connect` follows.
         name: of the thread of their connections.
-        link, on_sent, near: see `WorkerLinks`.
+        link, on_sent: see `WorkerLinks`.
 
     Attributes:
         rank: of this worker among them.
@@ -63,7 +63,6 @@ class Peers:
         *,
         link: LinkPriority | None = None,
         on_sent: Callable[[int, int, int], None] | None = None,
-        near: bool = False,
     ) -> None:
         self.timeout_s = network.timeout_s
         self._network = network
@@ -77,7 +76,6 @@ class Peers:
             receive=self._receive,
             link=link,
             on_sent=on_sent,
-            near=near,
         )
         self._receivers: dict[str, tuple[int | None, Receive]] = {}
         self.finished: dict[int, int] = {}

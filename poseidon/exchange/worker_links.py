@@ -84,6 +84,8 @@ class ZmqWire:
         limit: of the first connections; None: they are waited for.
     """
 
+    near = False
+
     def __init__(self, limit: ConnectLimit | None = None) -> None:
         self._limit = limit
 
@@ -112,7 +114,7 @@ class SendQueues:
     """What one worker sends to all others.
 
     Args:
-        network, monitor, link, on_sent, near: see `WorkerLinks`.
+        network, monitor, link, on_sent: see `WorkerLinks`.
 
     Attributes:
         others: the ranks of the other workers, in the order in which messages for all are sent.
@@ -131,8 +133,6 @@ class SendQueues:
         monitor: Monitor,
         link: LinkPriority | None,
         on_sent: Callable[[int, int, int], None] | None,
-        *,
-        near: bool,
     ) -> None:
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         self.boxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
@@ -142,7 +142,6 @@ class SendQueues:
         self._monitor = monitor
         self._link = link
         self._on_sent = on_sent
-        self._near = near
         self._blocked: Retries[int] = Retries()
         self._numbers = count()
         self.flushes = 0
@@ -153,7 +152,7 @@ class SendQueues:
         connections.
         """
         for rank in ranks:
-            if self._near:
+            if self.wire.near:
                 self.end.send(self._peers[rank], frames)
                 continue
             message = QueuedMessage(priority, next(self._numbers), frames)
@@ -177,10 +176,9 @@ class SendQueues:
         Args:
             lost: peers whose connections are lost.
         """
-        if self._near:  # also after a failure: it is said
-            return (
-                0 if self._monitor.interrupted else sum(map(self.end.unsent, self._peers.values()))
-            )
+        if self.wire.near:  # also after a failure: it is said
+            unsent = sum(map(self.end.unsent, self._peers.values()))
+            return 0 if self._monitor.interrupted else unsent
         for peer, (rank, box) in enumerate(self.boxes.items()):
             if peer in lost:
                 box.clear()  # ZeroMQ would keep it for a peer that comes back
@@ -195,7 +193,7 @@ class SendQueues:
         Args:
             unsent: messages that have not left this host.
         """
-        if self._near:
+        if self.wire.near:
             return POLL_S
         wait_s = min(POLL_S, self._blocked.wait_s(self.wire.now()))
         is_awaited = self._monitor.closed or self._link is not None or self.flushes
@@ -247,7 +245,6 @@ class WorkerLinks:
             other sender waits for it.
         on_sent: called when a message has left its queue, with its priority, the receiver, and when
             its sending began, in nanoseconds.
-        near: whether all are on this host: messages leave in `send`, in their order.
     """
 
     def __init__(
@@ -259,7 +256,6 @@ class WorkerLinks:
         receive: Callable[[int, Frames], None],
         link: LinkPriority | None = None,
         on_sent: Callable[[int, int, int], None] | None = None,
-        near: bool = False,
     ) -> None:
         self.dropped = 0
         self.left: set[int] = set()
@@ -267,8 +263,7 @@ class WorkerLinks:
         self._network = network
         self._monitor = monitor
         self._deliver = receive
-        self._near = near
-        self._out = SendQueues(network, monitor, link, on_sent, near=near)
+        self._out = SendQueues(network, monitor, link, on_sent)
         self.others = self._out.others
         """The ranks of the other workers, in the order in which messages for all are sent."""
         self._listening = self._out.wire.listen(network.host, network.keys)
@@ -344,7 +339,7 @@ class WorkerLinks:
     def fail(self, error: ServerError) -> None:
         """Make every waiting and later call raise `error`; within a host, on all workers."""
         with self._monitor:
-            if self._near and not (self._monitor.failure or self._monitor.closed):
+            if self._out.wire.near and not (self._monitor.failure or self._monitor.closed):
                 reason = str(error).encode(errors="backslashreplace")
                 self._out.put(self.others, LAST, [msgpack.packb([VERSION, "Failed"]), reason])
             self._monitor.fail(error)
@@ -426,12 +421,12 @@ class WorkerLinks:
             lost_s = now - self._lost_s.setdefault(rank, now)
             # whether all workers that have not left may still be connected to this one
             all_stand = self._listening.connections >= len(self.others) - len(self.left)
-            if lost_s < (0.0 if self._near else LATE_S if all_stand else LEAVE_S):
-                continue
-            own, other = self._network.name(self._network.rank), self._network.name(rank)
-            if self._near:
-                raise PeerLost(f"{other}, on this machine, has gone")
-            raise PeerLost(f"{own} lost {self._out.end.describe_loss(peer)} ({other})")
+            name = self._network.name(rank)
+            if self._out.wire.near:
+                raise PeerLost(f"{name}, on this machine, has gone")
+            if lost_s >= (LATE_S if all_stand else LEAVE_S):
+                own = self._network.name(self._network.rank)
+                raise PeerLost(f"{own} lost {self._out.end.describe_loss(peer)} ({name})")
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._listening.receive(timeout_s)
@@ -442,7 +437,7 @@ class WorkerLinks:
                 try:
                     self._handle(peer, frames)
                 except RemoteProtocolError:
-                    if self._near:
+                    if self._out.wire.near:
                         raise
                     self.dropped += 1
             self._monitor.notify()

@@ -121,6 +121,12 @@ class TrackedTransport(ClientTransport, Protocol):
 class Wire(Protocol):
     """Makes the ends of connections of a worker, and tells the time by which they wait."""
 
+    @property
+    def near(self) -> bool:
+        """Whether its peers are processes of this user on this machine. `send` then takes every
+        message, on any thread, and the end of a connection is the end of a process.
+        """
+
     def listen(self, host: str, keys: Keyring | None) -> ServerTransport:
         """Return an end that listens on a free port of an address."""
 

@@ -4,6 +4,7 @@ move messages are loops of the process. Simulated are its sockets and clocks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,13 @@ class _LoopThread:
         self._over = self._process.changed = True
 
 
+def _forget_file(wire: unix_wire.UnixWire) -> None:
+    """Close the file of a process that has died."""
+    if wire.file is not None and not wire._is_closed:
+        os.close(wire.file)
+        wire.file = None
+
+
 def stand_ins(
     primitives: Primitives, wire_of: Callable[[Process], WorkerWire]
 ) -> list[tuple[Any, str, object]]:
@@ -107,6 +115,7 @@ def stand_ins(
         moved = target.__self__
         wire = moved._out.wire
         if isinstance(wire, unix_wire.UnixWire):
+            primitives.current.on_death.append(lambda silent: _forget_file(wire))
             return primitives.threading.Thread(target=target)
         return _LoopThread(
             primitives, primitives.current, moved.steps, moved.fail, [wire.listening, wire.sending]

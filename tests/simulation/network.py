@@ -364,6 +364,8 @@ class SimulatedClient:
 class SimulatedWire:
     """See `Wire`: the ends of one worker."""
 
+    near = False
+
     def __init__(self, fabric: Fabric, process: Process, name: str = "") -> None:
         self._fabric = fabric
         self.listening = fabric.end(process, f"{name or process.name} in")

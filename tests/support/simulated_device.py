@@ -650,7 +650,7 @@ def _messages_with_clocks() -> Iterator[None]:
             own = DEVICES.get(mesh.rank)
             for rank in ranks:
                 of_meshes[mesh.rank, rank].append(own.knows() if own is not None else {})
-        elif links._near:
+        elif links._out.wire.near:
             own = device(links, links._network.rank)
             for rank in ranks:
                 clock = own.knows() if own is not None else {}
@@ -658,7 +658,7 @@ def _messages_with_clocks() -> Iterator[None]:
         send(links, ranks, priority, frames)
 
     def learning_handle(links: WorkerLinks, peer: bytes, frames: Frames) -> None:
-        if links._near and len(frames) > 1:
+        if links._out.wire.near and len(frames) > 1:
             own = device(links, links._network.rank)
             clocks = carried[host_of(links), links._ranks[peer], links._network.rank]
             clock = clocks.popleft() if clocks else {}  # `fail` tells the others without a clock

@@ -21,7 +21,6 @@ Laws:
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -294,7 +293,6 @@ class HostRequests(Carrier):
         self._group = group
         self._control = control
         self._counts: deque[int] = deque()
-        os.close(group.file)
         group.peers.on("Requests", 1, self._note)
         group.meetings.gather(b"").result()  # all take each other's messages
 

@@ -57,7 +57,8 @@ class HostGroup:
         TransportError: sockets cannot be made.
 
     Attributes:
-        file: the descriptor of a file that all workers have, empty and without a name.
+        file: the descriptor of a file that all workers have, empty and without a name. The
+            connections close it.
         meetings: collections of the training loops. Each makes one before it sends anything else.
     """
 
@@ -69,7 +70,7 @@ class HostGroup:
         self.others = [rank for rank in range(self.size) if rank != self.rank]
 
         wire = UnixWire(f"{address}-{self.rank}", None if self.rank else new_file())
-        self.peers = Peers(replace(network, wire=wire), "host-links", near=True)
+        self.peers = Peers(replace(network, wire=wire), "host-links")
         self.links, self.monitor = self.peers.links, self.peers.monitor
         self._squares, self.meetings = (
             Gatherings(self.peers, kind, lambda missing: self.check_left(missing.__contains__))

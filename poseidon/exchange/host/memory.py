@@ -48,7 +48,7 @@ class HostMemory:
 
     Args:
         pieces: of the tensors, whose device copies to and from the memory.
-        group: of the workers; this closes its file.
+        group: of the workers.
         control: has the requests of rank 0.
 
     Attributes:
@@ -76,12 +76,9 @@ class HostMemory:
         floats = [0] * group.size
         for piece, counts in zip(pieces.all, parts, strict=True):
             floats[piece.plane] += _lines(piece.size) * (1 + sum(counts))
-        try:
-            found = _of_gpus(floats, group, like) if pieces.all else None
-            self.on_gpus = found is not None
-            self._file = torch.empty(0) if found else _of_file(sum(floats), group.file)
-        finally:
-            os.close(group.file)
+        found = _of_gpus(floats, group, like) if pieces.all else None
+        self.on_gpus = found is not None
+        self._file = torch.empty(0) if found else _of_file(sum(floats), group.file)
         self._is_pinned = self.device.pin(self._file)
         if not (self._is_pinned or group.rank):
             LOGGER.warning(

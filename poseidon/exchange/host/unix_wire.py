@@ -38,10 +38,12 @@ MOST_WORKERS = 1024
 class HostStream:
     """The connection with one other worker, in one direction."""
 
-    __slots__ = ("is_watched", "outbox", "socket", "unread")
+    __slots__ = ("file", "is_tried", "is_watched", "outbox", "path", "socket", "unread")
 
-    def __init__(self, stream: socket.socket | None = None) -> None:
-        self.socket = stream
+    def __init__(self, path: str = "", file: int | None = None) -> None:
+        self.path, self.file = path, file  # where it connects to, and what its first bytes bring
+        self.socket: socket.socket | None = None
+        self.is_tried = False  # whether it could not be connected since the last message
         self.is_watched = False  # whether the thread waits until the kernel takes more
         self.outbox: deque[memoryview] = deque()
         self.unread = bytearray()
@@ -87,7 +89,7 @@ class UnixWire:
     Args:
         path: where it listens, in a folder that only this user can enter; of no other job. The
             folder is made if it does not exist.
-        file: of worker 0, an open file for all others.
+        file: of worker 0, an open file for all others. `close` closes it.
 
     Attributes:
         file: the same; on others None until a message of worker 0 has come.
@@ -95,16 +97,15 @@ class UnixWire:
         lost: the others that have closed their ends, by place.
     """
 
+    near = True
     refused = 0
 
     def __init__(self, path: str, file: int | None = None) -> None:
         self.address = path
-        self.file = self._passed = file
+        self.file = file
         self.connections = 0
         self.lost: set[int] = set()
-        self._paths: Sequence[str] = ()
         self._sending: list[HostStream] = []
-        self._unreached: set[int] = set()  # tried since the last message to them
         self._names = count()
         self._lock = threading.Lock()  # of what is to be sent
         self._selector = selectors.DefaultSelector()
@@ -130,7 +131,7 @@ class UnixWire:
         return self
 
     def connect(self, addresses: Sequence[str], keys: Keyring | None) -> UnixWire:
-        self._paths, self._sending = addresses, [HostStream() for _ in addresses]
+        self._sending = [HostStream(path, self.file) for path in addresses]
         return self
 
     def now(self) -> float:
@@ -162,7 +163,7 @@ class UnixWire:
             stream = self._sending[peer]
             if peer in self.lost:
                 return True
-            self._unreached.discard(peer)
+            stream.is_tried = False
             is_first = not stream.outbox
             stream.outbox += [memoryview(head), *(view for view in views if len(view))]
             waits = is_first and not stream.flush()
@@ -171,10 +172,11 @@ class UnixWire:
         return True
 
     def unsent(self, shard: int) -> int:
-        return 0 if shard in self._unreached else len(self._sending[shard].outbox)
+        stream = self._sending[shard]
+        return 0 if stream.is_tried else len(stream.outbox)
 
     def describe_loss(self, shard: int) -> str:
-        return f"the connection to {self._paths[shard]}"
+        return f"the connection to {self._sending[shard].path}"
 
     def receive(self, timeout_s: float) -> list[tuple[Any, Frames]]:
         if not self._send_waiting():
@@ -199,6 +201,8 @@ class UnixWire:
         for end in (*found, *self._wakers, self._listener):
             end.close()  # type: ignore[union-attr]
         self._selector.close()
+        if self.file is not None:
+            os.close(self.file)
 
     def _send_waiting(self) -> bool:
         """Send what waits, and watch those sockets that take no more; return whether all others
@@ -217,25 +221,25 @@ class UnixWire:
 
     def _reach(self, place: int, stream: HostStream) -> bool:
         """Connect to a worker; return False where it does not listen yet."""
-        path, end = self._paths[place], socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path, end = stream.path, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.ExitStack() as failed:
             failed.callback(end.close)
             end.setblocking(False)
             try:
                 end.connect(path)
             except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                self._unreached.add(place)
+                stream.is_tried = True
                 return False
             except OSError as error:
                 reason = error.strerror or error
                 raise TransportError(f"cannot connect to {path}: {reason}") from error
             if _user_of(end) != os.getuid():
                 raise TransportError(f"another user of this machine listens at {path}")
-            if self._passed is not None:
-                socket.send_fds(end, [stream.outbox.popleft()], [self._passed])
+            if stream.file is not None:
+                socket.send_fds(end, [stream.outbox.popleft()], [stream.file])
             failed.pop_all()
         stream.socket = end
-        self._unreached.discard(place)
+        stream.is_tried = False
         self._selector.register(end, selectors.EVENT_READ, place)
         return True
 
@@ -257,7 +261,7 @@ class UnixWire:
         end.setblocking(False)
         self.connections += 1
         name = b"%d" % next(self._names)
-        read = partial(self._read, name, HostStream(end), end)
+        read = partial(self._read, name, HostStream(), end)
         self._selector.register(end, selectors.EVENT_READ, read)
         return ()
 

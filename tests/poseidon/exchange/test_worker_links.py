@@ -33,7 +33,7 @@ from ps_server.transport.retries import MOST_S
 class HandFed:
     """Both ends of worker 0 of two, and their clock."""
 
-    address, refused = "here", 0
+    address, refused, near = "here", 0, False
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -49,9 +49,7 @@ class End:
         self.monitor = network.new_monitor(closed="closed", hangs="")
         self.came: list[tuple[int, bytes]] = []
         self.met: set[int] = set()
-        self.links = WorkerLinks(
-            network, "test", monitor=self.monitor, receive=self._receive, near=True
-        )
+        self.links = WorkerLinks(network, "test", monitor=self.monitor, receive=self._receive)
         self._addresses = [f"{address}-{other}" for other in range(size)]
 
     def _receive(self, sender: int, frames: Frames) -> None:
@@ -81,8 +79,6 @@ class End:
 
     def close(self) -> None:
         self.links.close()
-        if self.wire.file is not None:
-            os.close(self.wire.file)
 
 
 def ends(address: str, size: int) -> list[End]:
@@ -187,7 +183,6 @@ def group(address: str, rank: int, size: int, **of: float) -> HostGroup:
 def test_who_has_left_answers_until_all_have(address: str) -> None:
     def run(rank: int) -> None:
         end = group(address, rank, 2)
-        os.close(end.file)
         came: list[int] = []
         end.peers.on("Ask", 0, lambda sender, *_: came.append(sender))
         end.meetings.gather(b"").result()
