@@ -68,16 +68,38 @@ def write_model(
     with h5py.File(image, "w") as file:
         data = file.create_group("data")
         for name, _, arrays in blobs:
-            _write_arrays(
-                data.require_group(name),
-                arrays,
-                [f"{name}.{index}" in owned for index in range(len(arrays))],
-            )
+            wanted = [f"{name}.{index}" in owned for index in range(len(arrays))]
+            _write_layer(data, name, arrays, wanted)
         if diffs is not None:
             group = file.create_group("diff")
             for name, _, arrays in diffs:
-                _write_arrays(group.require_group(name), arrays, [True] * len(arrays))
+                _write_layer(group, name, arrays, [True] * len(arrays))
     write_atomically(path, image.getvalue())
+
+
+def check_layers(blobs: Iterable[tuple[str, int]]) -> None:
+    """Check that a model can hold the layers, given the name and the number of blobs of each.
+
+    Raises:
+        SnapshotError: HDF5 cannot keep the name of a layer apart from the others.
+    """
+    with h5py.File(io.BytesIO(), "w") as file:
+        data = file.create_group("data")
+        for name, count in blobs:
+            _write_layer(data, name, [np.zeros(0, np.float32)] * count, [True] * count)
+
+
+def _write_layer(parent: Any, name: str, arrays: Sequence[Array], wanted: Sequence[bool]) -> None:
+    try:
+        group = parent.require_group(name)
+        if group.name != f"{parent.name}/{name}":
+            raise ValueError(f"it is the name of {group.name}")
+        _write_arrays(group, arrays, wanted)
+    except (TypeError, ValueError) as error:
+        raise SnapshotError(
+            f"HDF5 cannot keep the layer '{name}' apart from others, as a slash in a name puts "
+            "groups inside each other: rename it, or use snapshot_format: BINARYPROTO"
+        ) from error
 
 
 def read_model(path: Path) -> list[tuple[str, list[Array | None]]]:

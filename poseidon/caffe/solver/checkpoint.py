@@ -105,9 +105,13 @@ class Checkpoint:
         """Take the prefix before training: of a job that would have to end at its first snapshot.
 
         Raises:
-            SnapshotError: another job that runs writes with this prefix.
+            SnapshotError: another job that runs writes with this prefix, or the format cannot hold
+                the names of the layers.
         """
         if self._replica.rank == 0:
+            if self._in_hdf5:
+                modules = self._replica.train.layer_modules
+                hdf5.check_layers((name, len(layer.blob_specs)) for name, layer in modules)
             make_folder(self._prefix.parent)
             say = (
                 "%s is of an earlier run, which this run does not continue: it stays, snapshots "

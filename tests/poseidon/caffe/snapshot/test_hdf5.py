@@ -87,6 +87,20 @@ def test_a_layer_named_with_slashes_round_trips(tmp_path: Path) -> None:
     assert all(np.array_equal(arrays[0], BIAS) for arrays in saved.values())
 
 
+@pytest.mark.parametrize(
+    "names", [("a/0", "a"), ("a", "a/0"), ("a/", "a"), ("/a", "b"), (".", "b"), ("", "b")]
+)
+def test_layers_that_share_a_group_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
+    blobs = [(name, "InnerProduct", [np.zeros((2, 3), np.float32)]) for name in names]
+    for refused in (
+        lambda: hdf5.check_layers((name, 1) for name in names),
+        lambda: hdf5.write_model(tmp_path / "m.h5", blobs, owned=[f"{name}.0" for name in names]),
+    ):
+        with pytest.raises(SnapshotError, match="rename it, or use snapshot_format: BINARYPROTO"):
+            refused()
+    assert not (tmp_path / "m.h5").exists()
+
+
 def test_blobs_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     path = tmp_path / "m.caffemodel.h5"
     arrays = [np.full(1, number, np.float32) for number in range(12)]
