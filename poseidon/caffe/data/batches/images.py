@@ -67,7 +67,7 @@ def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "
     """Read the lines of a list file.
 
     Args:
-        source: the file; a line is a path, a space and the label.
+        source: the file; a line is a path, spaces or tabs, and the label.
         root: the prefix of each path (`root_folder`).
         most: the maximum number of lines to read; None: all.
         hint: the end of the sentence about a line without a label, such as what else the list may
@@ -78,14 +78,14 @@ def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "
     """
     lines: list[Line] = []
     for number, line in read_list_lines(source)[:most]:
-        path, _, text = line.rstrip().rpartition(" ")
+        path, text = ("", *line.rsplit(maxsplit=1))[-2:]
         label = read_label(text, f"{source}:{number}")
         if not path or label is None:
             raise DataError(
                 f"{source}:{number}: '{line[:80]}' is not a path and a label, such as: cats/1.jpg "
                 f"0{hint}"
             )
-        lines.append(Line(number, root + path.rstrip(), label))
+        lines.append(Line(number, root + path, label))
     return lines
 
 

@@ -156,7 +156,7 @@ def test_lists_that_are_none(tmp_path: Path, text: str, message: str) -> None:
 def test_a_list_of_any_editor(tmp_path: Path, encoding: str) -> None:
     """A name that is not UTF-8 is the name of a file, too."""
     name = os.fsdecode("caf\u00e9.png".encode("latin-1" if encoding == "latin-1" else "utf-8"))
-    (tmp_path / "list").write_bytes("caf\u00e9.png 2147483647\r\nb.png -5\r\n".encode(encoding))
+    (tmp_path / "list").write_bytes("caf\u00e9.png 2147483647\r\nb.png\t-5\r\n".encode(encoding))
     assert read_list(tmp_path / "list", "") == [(1, name, 2147483647), (2, "b.png", -5)]
 
 
