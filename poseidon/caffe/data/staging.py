@@ -6,7 +6,8 @@ runs with the same target exclude each other.
 
 The folder is locked with flock, which ends with its process. Before the first rename, the removals
 and renames are written to a journal in the folder; a run that finds a journal in an unlocked folder
-completes them.
+completes them. What is left may come from elsewhere, as data sets do, or from another user of the
+machine: a folder of another user, a link, and a journal with paths are refused.
 
 Progress reports of long operations.
 
@@ -15,18 +16,23 @@ Law: an operation calls a `Report`; only the command line draws a progress bar.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from poseidon.base.durable import write_whole
+from poseidon.base.foreign_files import read_in
 from poseidon.errors import DataError
 
 LOCK = "lock"
 JOURNAL = "complete.json"
+LONGEST_JOURNAL_BYTES = 1 << 24
 ATTEMPTS = 100
 """How often to create the folder, which a run that ends may remove each time."""
 
@@ -49,11 +55,8 @@ class Staging:
                 are an error.
             remove: files and folders in the parent to remove first.
         """
-        journal = self.folder / JOURNAL
-        temporary = self.folder / f"{JOURNAL}.new"
         order = {"remove": list(remove), "move": list(names)}
-        temporary.write_text(json.dumps(order), encoding="utf-8")
-        temporary.replace(journal)
+        write_whole(self.folder / JOURNAL, json.dumps(order).encode())
         _finish(self.folder)
 
 
@@ -62,7 +65,8 @@ def staging(target: Path) -> Iterator[Staging]:
     """Yield a staging folder for `target`; it is removed at the end, also after an error.
 
     Raises:
-        DataError: another process creates the same target, or the folder is not writable.
+        DataError: another process creates the same target, the folder is not writable, or what is
+            left of another run is not this user's.
     """
     folder = _folder_for(target)
     made_parent = not folder.parent.exists()
@@ -89,8 +93,11 @@ def _lock(folder: Path, target: Path) -> int:
     while True:
         attempts += 1
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                _check_left(folder)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and attempts < ATTEMPTS:
                 continue
@@ -109,6 +116,14 @@ def _lock(folder: Path, target: Path) -> int:
         os.close(descriptor)  # the locked file has been removed by its last holder
 
 
+def _check_left(folder: Path) -> None:
+    """Raise OSError where a folder that was there already is not one of this user's."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        why = f"{folder.name} is not a folder of this user; remove it"
+        raise PermissionError(errno.EPERM, why, str(folder))
+
+
 def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -119,13 +134,21 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 def _finish(folder: Path) -> None:
     """Complete the removals and moves of the journal, then remove it."""
     journal = folder / JOURNAL
-    order = json.loads(journal.read_text(encoding="utf-8"))
+    try:
+        order = json.loads(read_in(folder.resolve(), JOURNAL, most_bytes=LONGEST_JOURNAL_BYTES))
+        remove, move = order["remove"], order["move"]
+        if not all(os.path.basename(name) == name not in ("", ".", "..") for name in remove + move):
+            raise ValueError("a name is a path")
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{journal} is not from this version of Poseidon, or is damaged: remove {folder}"
+        ) from error
     # A name that has been moved already is the new file and must not be removed.
-    moved = {name for name in order["move"] if not (folder / name).exists()}
-    for name in order["remove"]:
+    moved = {name for name in move if not (folder / name).exists()}
+    for name in remove:
         if name not in moved:
             _remove(folder.parent / name)
-    for name in order["move"]:
+    for name in move:
         if name not in moved:
             (folder / name).replace(folder.parent / name)
     journal.unlink()

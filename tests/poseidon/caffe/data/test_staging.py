@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,51 @@ def test_renames_that_a_kill_cut_short_are_finished(tmp_path: Path) -> None:
     recover(tmp_path / "thing")
     assert entries(tmp_path) == ["a", "b"]
     recover(tmp_path / "thing")
+
+
+def _link(left: Path) -> None:
+    left.symlink_to(left.parent / "mine")
+
+
+def _of_another_user(left: Path) -> None:
+    left.mkdir()
+    os.chown(left, 4711, 4711)
+
+
+def _journal(**order: object) -> Callable[[Path], None]:
+    def leave(left: Path) -> None:
+        left.mkdir()
+        (left / JOURNAL).write_text(json.dumps(order))
+
+    return leave
+
+
+@pytest.mark.parametrize(
+    ("leave", "message"),
+    [
+        (_link, r"\.thing\.partial is not a folder of this user; remove it"),
+        pytest.param(
+            _of_another_user,
+            "is not a folder of this user",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away"),
+        ),
+        (lambda left: (left.mkdir(), (left / "lock").symlink_to(left.parent / "new")), "Too many"),
+        (_journal(), "is damaged: remove"),
+        (_journal(remove=["../mine"], move=[]), "is damaged: remove"),
+        (_journal(remove=[""], move=[]), "is damaged: remove"),
+        (_journal(remove=[], move=[".."]), "is damaged: remove"),
+    ],
+)
+def test_what_is_left_by_others_is_refused(
+    tmp_path: Path, leave: Callable[[Path], object], message: str
+) -> None:
+    folder = tmp_path / "data"
+    (folder / "mine").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    leave(folder / ".thing.partial")
+    with pytest.raises(DataError, match=message):
+        recover(folder / "thing")
+    assert entries(folder) == [".thing.partial", "mine"] and entries(tmp_path) == ["data", "mine"]
 
 
 def test_what_is_replaced_is_removed_first(tmp_path: Path) -> None:
