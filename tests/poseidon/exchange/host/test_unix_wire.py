@@ -210,7 +210,9 @@ def test_another_number_of_workers_is_refused(address: str, rank: int) -> None:
             group(address, 0, 2) if number == 0 else group(address, rank, 3)
         return str(found.value)
 
+    before = len(os.listdir("/proc/self/fd"))
     found = on_threads(2, run)
+    assert len(os.listdir("/proc/self/fd")) == before
     if rank == 1:
         assert (
             found
