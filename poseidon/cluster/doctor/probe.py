@@ -129,7 +129,7 @@ class Probe:
         """Answer one connection: pings, a transfer to here, a transfer from here, as the other
         side asks.
         """
-        with connection, contextlib.suppress(OSError, EOFError):
+        with connection, contextlib.suppress(OSError):
             connection.settimeout(CONNECT_S)
             if _exactly(connection, _TOKEN_BYTES) != self._token:
                 return
@@ -176,7 +176,7 @@ def reach(address: str, port: int, token: bytes, timeout_s: float) -> str:
         return "timeout"
     except ConnectionRefusedError:
         return "refused"
-    except (ConnectionResetError, EOFError):
+    except ConnectionResetError:
         return "other"
     except OSError as error:
         unreachable = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES)
@@ -239,7 +239,7 @@ def packets_arriving(address: str, port: int, token: bytes, sizes: list[int]) ->
             end = time.monotonic() + DATAGRAM_S * 2**attempt
             while set(sizes) - arrived and (left := end - time.monotonic()) > 0:
                 sender.settimeout(left)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, struct.error):  # nothing came, or a stranger's
                     arrived.add(struct.unpack("!I", sender.recv(4))[0] + _HEADERS[family])
     return sorted(arrived & set(sizes))
 
@@ -264,7 +264,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
     while len(content) < count:
         piece = link.recv(count - len(content))
         if not piece:
-            raise EOFError
+            raise ConnectionResetError("the other end has closed the connection")
         content += piece
     return content
 
@@ -276,7 +276,7 @@ def _connected(address: str, port: int, token: bytes, timeout_s: float) -> Any:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.sendall(token)
         if _exactly(link, 1) != b"!":
-            raise EOFError
+            raise ConnectionResetError("what listens there is not a probe")
         link.settimeout(STALL_S)
         yield link
 
@@ -296,7 +296,7 @@ def _send_and_ask(link: socket.socket, seconds: float) -> float | None:
     sender.start()
     try:
         return float(struct.unpack("!d", _exactly(link, 8))[0]) or None
-    except (OSError, EOFError):
+    except OSError:
         return None
     finally:
         stop.set()

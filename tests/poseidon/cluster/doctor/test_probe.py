@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from poseidon.base.few_visitors import FewVisitors
 from poseidon.cluster.doctor.probe import Probe, measure, packets_arriving, path_mtu, reach
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -63,6 +65,39 @@ def test_a_port_of_another_program_is_told_apart() -> None:
         port = other.getsockname()[1]
         # The kernel connects, and nobody reads: the probe waits for the answer to its token.
         assert reach(ADDRESS, port, TOKEN.encode(), 0.2) == "timeout"
+
+
+@pytest.mark.parametrize("said", [b"", b"?", b"!"])
+def test_a_measurement_that_ends_early_is_a_sentence(said: bytes) -> None:
+    def serve(connection: socket.socket, _: object) -> None:
+        connection.recv(len(TOKEN))
+        connection.sendall(said)
+
+    listener = socket.create_server((ADDRESS, 0))
+    asked = {"address": ADDRESS, "port": listener.getsockname()[1], "seconds": 0.05}
+    visitors = FewVisitors(listener, serve, name="poseidon-probe")
+    answer = Probe().answer({"do": "measure", **asked, "token": TOKEN})
+    visitors.close()
+    assert answer["problem"] in (
+        "the other end has closed the connection",
+        "what listens there is not a probe",
+        "Connection reset by peer",
+    )
+
+
+def test_a_datagram_of_a_stranger_does_not_count() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind((ADDRESS, 0))
+
+        def answer() -> None:
+            content, sender = probe.recvfrom(1 << 16)
+            for said in (b"?", len(content).to_bytes(4, "big")):
+                probe.sendto(said, sender)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert packets_arriving(ADDRESS, probe.getsockname()[1], TOKEN.encode(), [200]) == [200]
+        thread.join()
 
 
 def test_a_port_in_use_is_a_sentence_and_the_others_listen() -> None:
