@@ -180,9 +180,10 @@ def _read_sums(state: Path) -> dict[str, str] | None:
 
 def _lines(state: Path) -> list[str] | None:
     try:
-        return sums_path(state).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        content = sums_path(state).read_bytes().decode(errors="surrogateescape")
     except OSError:
         return None
+    return content.removesuffix("\n").split("\n")  # a name may hold \r, \v or U+2028
 
 
 def _digest(path: Path) -> str:

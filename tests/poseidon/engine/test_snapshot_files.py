@@ -85,6 +85,14 @@ def test_the_sums_are_those_of_sha256sum(state: Path) -> None:
     assert subprocess.run(words, cwd=state.parent, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize("prefix", ["a b", "a\rb", "a\vb", "a\x85b", "a\u2028b", "a\\b", "a\udcff"])
+def test_any_name_of_one_line_is_read_as_it_was_written(tmp_path: Path, prefix: str) -> None:
+    path = tmp_path / f"{prefix}_iter_5.solverstate"
+    path.write_bytes(b"state")
+    seal(path)
+    assert find_damage(path) is None and sealed_files(path) == (path,)
+
+
 @pytest.mark.parametrize("name", ["snap_iter_5.solverstate", "snap_iter_5.caffemodel"])
 def test_every_cut_and_every_changed_byte_is_seen(state: Path, name: str) -> None:
     path = state.with_name(name)
