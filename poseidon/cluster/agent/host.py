@@ -153,7 +153,7 @@ class Agent:
                     self._do(action)
             return self._leave
         except (OSError, RuntimeError) as error:  # no room, or no thread can be started
-            why = limit_reached(error) or getattr(error, "strerror", None) or str(error)
+            why = limit_reached(error) or str(error).partition("] ")[2] or str(error)
             self.report(m.Refused(id=m.AGENT_ITSELF, message=why), timeout_s=HEARTBEAT_S)
             return EndProcesses(status=1, reason=why)
         finally:

@@ -172,7 +172,7 @@ def test_the_interpreter_is_the_agents_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "error", "why"),
     [
-        ("tempfile.mkdtemp", OSError(errno.ENOSPC, "No space left on device"), "No space left on"),
+        ("tempfile.mkdtemp", OSError(errno.ENOSPC, "No space left", "/t"), "No space left: '/t'$"),
         ("threading.Thread.start", RuntimeError("can't start new thread"), "no more threads or"),
     ],
 )
