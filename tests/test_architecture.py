@@ -347,7 +347,6 @@ SAFE_HERE = {
     # an unpickler that knows arrays and nothing else
     "poseidon.caffe.data.prepare.cifar10_source": {"pickle"},
     # the error of torch.load(weights_only=True)
-    "poseidon.engine.leaf": {"pickle"},
     "poseidon.torch.script_process": {"exec", "runpy"},  # the user's own script
 }
 

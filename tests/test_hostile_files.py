@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,10 +28,11 @@ from poseidon.caffe.snapshot.solverstate import read_head
 from poseidon.caffe2.export.files import VALUE_INFO, read_predictor
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.utils import MakeArgument
-from poseidon.engine.leaf import unpacked
+from poseidon.engine.leaf import packed
 from poseidon.errors import PoseidonError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.observe.metrics.trace_iteration import read_trace
+from poseidon.torch import checkpoint_file
 from poseidon.torch.tables.group import read_rows
 from ps_server import RowRule, RowRuleKind, RowTableSpec
 
@@ -85,6 +87,9 @@ FILES: Mapping[str, bytes] = {
     "a shape that overflows to 0": shaped(1, 1 << 32, 1 << 31, 2, values=0),
     "a negative shape": shaped(1, -1, -1, 1),
     "pixels that overflow to 0": bytes.fromhex("00000803 80000000 80000000 00000004"),
+    "a cut text in a pickle": zipped(b"\x80\x02X"),
+    "a checkpoint of nothing": packed({"poseidon": 1}),
+    "a checkpoint of endless steps": packed({"poseidon": 1, "steps": math.inf}),
     "an image of sides beyond it": b"GIF89a\xff\xff\xff\xff\x00\x00\x00",
     "a tag list in itself": b"II*\x00\x00\x00\x00\x00",
 }
@@ -125,7 +130,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     VALUE_INFO: beside_nets,
     "plan.json": RecordedPlan.read,
     "trace.json": lambda path: list(read_trace(path)),
-    "checkpoint.pt": lambda path: unpacked(path.read_bytes(), str(path)),
+    "checkpoint.pt": checkpoint_file.read_head,
     "checkpoint.pt.rows0": lambda path: list(read_rows(path, SPEC, 1)),
     "image.png": partial(read_image, color=True),
     "idx": lambda path: read_mnist(path, path),

@@ -7,7 +7,6 @@ Law: bytes are read with `torch.load(weights_only=True)`, so reading them runs n
 from __future__ import annotations
 
 import io
-import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,17 +169,9 @@ def unpacked(content: bytes | bytearray, source: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickles of other protocols
             return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-        TypeError,
-        OSError,
-    ) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # torch raises many types for files of something else
         # torch's own sentence advises to load the file without this protection
         raise SnapshotError(
             f"{source} is not a checkpoint of a group; expected a file of group.save(), which "

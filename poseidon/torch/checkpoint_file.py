@@ -29,6 +29,7 @@ from poseidon.engine.snapshot_files import (
 )
 from poseidon.engine.snapshot_runs import CHECKPOINT, remove_older
 from poseidon.errors import SnapshotError, described
+from ps_server.json_fields import value_of
 
 FORMAT = 1
 
@@ -122,12 +123,15 @@ def read_head(path: Path) -> CheckpointHead:
         SnapshotError: it is missing or damaged, or is not a checkpoint of a group.
     """
     state = checked(unpacked(read_checkpoint(path), str(path)), str(path))
-    return CheckpointHead(
-        steps=int(state["steps"]),
-        workers=int(state.get("workers", 0)),
-        has_virtual=bool(state.get("told", "random" in state)),
-        exchange_plan=str(state.get("exchange_plan", "")),
-    )
+    defaults = {
+        "workers": 0,
+        "has_virtual": state.get("told", "random" in state),
+        "exchange_plan": "",
+    }
+    try:
+        return value_of(CheckpointHead, {**defaults, **state})
+    except ValueError as error:
+        raise SnapshotError(f"{path} is damaged: {error}") from error
 
 
 def consolidate(parts: Path, output: Path) -> int:
