@@ -346,7 +346,6 @@ SAFE_HERE = {
     "poseidon.torch.function": {"pickle", "cloudpickle"},
     # an unpickler that knows arrays and nothing else
     "poseidon.caffe.data.prepare.cifar10_source": {"pickle"},
-    # the error of torch.load(weights_only=True)
     "poseidon.torch.script_process": {"exec", "runpy"},  # the user's own script
 }
 

@@ -5,6 +5,7 @@ Law: pure. The job's error is the sentence of the cause nearest to the root (`Ca
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -111,7 +112,8 @@ def ended_early(process: ProcessState, exited: ProcessExited, *, was_ready: bool
     """
     status = exited.status
     how = (describe_exit(status) if status else "ended before its work was done") + process.when
-    if exited.last_line and status > 0:
+    # a library that aborts has printed why
+    if exited.last_line and (status > 0 or status == -signal.SIGABRT):
         how += f", its last line: '{exited.last_line}'"
     rank = CauseRank.ROOT if status < 0 else CauseRank.UNEXPLAINED
     remedy = Remedy.RESTART if status < 0 or was_ready else Remedy.NONE

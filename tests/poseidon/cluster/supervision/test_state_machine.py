@@ -260,6 +260,7 @@ def test_a_worker_that_waits_for_one_that_has_ended_fails_the_job(ends_first: bo
     [
         (WORKER_1, -9, "", "pid 102) was killed by signal 9 (SIGKILL)"),
         (SHARD, -11, "", "pid 100) was killed by signal 11 (SIGSEGV)"),
+        (WORKER_1, -6, "no threads", "pid 102) was killed by signal 6 (SIGABRT)"),
         (WORKER_1, 3, "", "pid 102) exited with status 3"),
         (WORKER_1, 1, "Error: x", "pid 102) exited with status 1"),
         (SHARD, 0, "", "pid 100) ended before its work was done"),
