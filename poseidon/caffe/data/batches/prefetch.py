@@ -135,9 +135,14 @@ class Prefetcher(Generic[Made]):
             while not self._ready:
                 if self._error is not None:
                     raise self._error
-                if self._closed or not self._thread.is_alive():
+                if self._closed:
                     raise DataError(
                         f"the thread {self._thread.name} has ended because its reader was closed"
+                    )
+                if not self._thread.is_alive():
+                    raise DataError(
+                        f"the thread {self._thread.name} is not in this process, which was forked; "
+                        "open the data after the fork"
                     )
                 self._changed.wait(WATCH_S)
             made = self._ready.popleft()

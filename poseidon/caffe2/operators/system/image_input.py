@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ class ImageInput:
         )
         self._consumer = Consumer(batch_size, self._own or _present(context))
         self._threads = ThreadPoolExecutor(decode_threads, thread_name_prefix="caffe2-decode")
+        self._process = os.getpid()
         self._ahead: tuple[object, _Batch] | None = None
 
     @property
@@ -141,9 +143,15 @@ class ImageInput:
 
         Raises:
             RuntimeError: a record has a different format; names database, key and the expected one.
+                Or this process was forked.
         """
         if self.context.device.type == "meta":
             return self._shapes()
+        if self._process != os.getpid():
+            raise EnforceNotMet(
+                "the threads that decode images are not in this process, which was forked; create "
+                "the net and its reader after the fork"
+            )
         reader = self._own or reader
         ahead, self._ahead = self._ahead, None
         batch = ahead[1] if ahead is not None and ahead[0] is reader else self._started(reader)

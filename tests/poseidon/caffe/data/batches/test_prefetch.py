@@ -130,6 +130,15 @@ def test_a_closed_prefetcher_raises() -> None:
             prefetcher.get()
 
 
+def test_a_forked_process_is_told_that_it_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefetcher = Prefetcher(int, first=0, depth=1, name="poseidon-test")
+    prefetcher.close()
+    monkeypatch.setattr(prefetcher, "_closed", False)
+    with pytest.raises(DataError, match="was forked; open the data after the fork"):
+        for _ in range(2):
+            prefetcher.get()
+
+
 def test_a_decoder_pool_keeps_the_order_and_can_be_closed_twice() -> None:
     pool = DecoderPool()
     pool.close()

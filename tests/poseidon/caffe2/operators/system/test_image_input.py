@@ -4,6 +4,7 @@ may be.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,16 @@ def test_an_error_comes_when_its_batch_is_due(tmp_path: Path) -> None:
     assert len(batches(path, 1)) == 1
     with pytest.raises(RuntimeError, match=r"record '002' of the database .*damaged"):
         batches(path, 2)
+
+
+def test_a_forked_process_makes_a_net_of_its_own(
+    numbered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader(numbered)
+    net = core.Net("input")
+    net.ImageInput("reader", ["data", "label"], **OPTIONS)
+    workspace.CreateNet(net)
+    process = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    with pytest.raises(RuntimeError, match="was forked; create the net and its reader after"):
+        workspace.RunNet(net)
