@@ -25,7 +25,7 @@ from poseidon.base.text_files import visible, visible_line
 from poseidon.cli.checks import check
 from poseidon.cli.entry import PACKAGES, ctrl_c_ends_at_once, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets
-from poseidon.cli.parsers.form import Command
+from poseidon.cli.parsers.form import Command, refuse
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
 from poseidon.version import __version__
 from ps_server.importing import collector_paused
@@ -233,8 +233,7 @@ def _refuse(name: str, rest: Sequence[str]) -> None:
         problem = f"unexpected {name}{hint}"
     else:
         problem = f"unknown command '{name}'" + _instead(name, rest)
-    print(f"poseidon: {problem}; see {own_command()} --help", file=sys.stderr)
-    sys.exit(2)
+    refuse("", problem)
 
 
 def _instead(name: str, rest: Sequence[str]) -> str:
@@ -246,15 +245,15 @@ def _instead(name: str, rest: Sequence[str]) -> str:
         plain = plain.removesuffix(ending)
     if plain == "caffe":
         return (
-            f", leave it out: {own_command()} {' '.join(rest)}".rstrip()
+            f"; leave it out: {own_command()} {' '.join(rest)}".rstrip()
             if rest
-            else ", did you mean 'train'?"
+            else "; did you mean 'train'?"
         )
     plain = OTHER_NAMES.get(plain, plain)
     if plain in _SCRIPTS:
         return f": poseidon python {name if name.endswith('.py') else f'{plain}.py'} runs Caffe's script"
     near = nearest(plain, COMMANDS)
-    return f", did you mean '{near}'?" if near else ""
+    return f"; did you mean '{near}'?" if near else ""
 
 
 def _prepare_streams() -> None:

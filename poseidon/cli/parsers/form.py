@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from poseidon.base.paths import own_command
 from poseidon.cli.parsers.reading import HelpWanted, Mistake, of_every_command, read, topics_of
@@ -19,6 +19,19 @@ from poseidon.flags.values import one_of
 WIDTH = 80
 _COUNTED = {Takes.OPTIONAL_WORD: "[{}]", Takes.WORDS: "[{} ...]"}
 """How usage shows arguments that may be missing or several."""
+
+
+def refuse(command: str, problem: str) -> NoReturn:
+    """End the process with code 2 and the sentence for a wrong command line.
+
+    Args:
+        command: the command whose help to read; empty for `poseidon` itself.
+        problem: what is wrong. It may end with a question.
+    """
+    words = f" {command}" if command else ""
+    see = " See" if problem.endswith("?") else "; see"
+    print(f"poseidon{words}: {problem}{see} {own_command()}{words} --help", file=sys.stderr)
+    sys.exit(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +111,7 @@ class Parser:
             print(self.help(str(wanted)), end="", flush=True)
             sys.exit(0)
         except Mistake as mistake:
-            see = f"see {own_command()} {name} --help"
-            print(f"poseidon {name}: {mistake}; {see}", file=sys.stderr)
-            sys.exit(2)
+            refuse(name, str(mistake))
         opened = [
             (flag, values[flag.attribute])
             for flag in flags

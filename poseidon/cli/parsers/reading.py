@@ -176,13 +176,13 @@ def _refuse(words: Sequence[str], flags: Sequence[Flag]) -> NoReturn:
     unknown = next((word for word in words if word.startswith("-")), None)
     if unknown is None:
         files = [flag for flag in shown if flag.required and flag.metavar == "FILE"]
-        hint = f", did you mean {files[0].title}={words[0]}?" if files else ""
+        hint = f"; did you mean {files[0].title}={words[0]}?" if files else ""
         raise Mistake(f"did not expect '{' '.join(words)}'{hint}")
     name, _, text = unknown.partition("=")
     plain = name.lstrip("-").replace("-", "_")
     titles = {flag.name: flag.title for flag in shown}
     near = nearest(plain, titles)
-    hint = f", did you mean {titles[near]}?" if near else ""
+    hint = f"; did you mean {titles[near]}?" if near else ""
     if "set" in titles:
         hint = _setting(plain, text) or hint
     if not near and any(flag.name == "script" for flag in flags):
@@ -198,7 +198,7 @@ def _setting(name: str, value: str) -> str:
     field = {"lr": "base_lr", "learning_rate": "base_lr", "iterations": "max_iter"}.get(name, name)
     if field not in SolverParameter.DESCRIPTOR.fields_by_name:
         return ""
-    return f", did you mean --set {field}={value or 'VALUE'}?"
+    return f"; did you mean --set {field}={value or 'VALUE'}?"
 
 
 OF_GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")

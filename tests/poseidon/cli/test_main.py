@@ -192,14 +192,14 @@ def test_names_are_themselves_in_a_locale_that_knows_ascii_alone(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("ps --hostfil=x", "unknown flag --hostfil, did you mean --hostfile?"),
+        ("ps --hostfil=x", "unknown flag --hostfil; did you mean --hostfile?"),
         ("ps --nosuch", "unknown flag --nosuch;"),
         ("run --epochs=3 train.py", "unknown flag --epochs; the script's own flags come after"),
         ("run -m", "SCRIPT is missing"),
         ("ps more words", "did not expect 'more words'"),
         ("train solver.prototxt", "did you mean --solver=solver.prototxt?"),
         ("train -model net", "--model: the solver names the net; give --solver=FILE"),
-        ("train --stalenes=1", "unknown flag --stalenes, did you mean --staleness?"),
+        ("train --stalenes=1", "unknown flag --stalenes; did you mean --staleness?"),
         ("plot a.log -o a.png -chart 9", "--chart: expected one of 0, 1, 2, 3, 4, 5, 6, 7, found"),
         ("ps --hostfile", "--hostfile: expected a value"),
         ("train --solver=", "--solver: the value is empty"),
@@ -209,17 +209,17 @@ def test_names_are_themselves_in_a_locale_that_knows_ascii_alone(
         ("train --solver=s --consistency=BSP", "which is --consistency=SSPPush --staleness=0"),
         ("train --solver=s --exchange=hybird", "found 'hybird'; did you mean hybrid?"),
         ("train --solver=s --background=maybe", "expected true or false, found 'maybe'"),
-        ("trian", "unknown command 'trian', did you mean 'train'?"),
+        ("trian", "unknown command 'trian'; did you mean 'train'?"),
         ("extract", "did you mean 'extract_features'?"),
         ("xyz", "unknown command 'xyz';"),
         ("prepare_mnist", "did you mean 'convert_mnist'?"),
         ("./examples/cifar10/create_cifar10.sh", "did you mean 'prepare_cifar10'?"),
         ("plot_training_log.py 6 a.png a.log", "did you mean 'plot'?"),
         ("build/tools/caffe train --solver=s", "leave it out: poseidon train --solver=s"),
-        ("caffe", "unknown command 'caffe', did you mean 'train'?"),
+        ("caffe", "unknown command 'caffe'; did you mean 'train'?"),
         ("python/classify.py a.jpg a.npy", "poseidon python python/classify.py runs Caffe's"),
         ("train --solver=s --base_lr=0.1", "did you mean --set base_lr=0.1?"),
-        ("train --solver=s -lr 0.1", "unknown flag -lr, did you mean --set base_lr=VALUE?"),
+        ("train --solver=s -lr 0.1", "unknown flag -lr; did you mean --set base_lr=VALUE?"),
         ("train --solver=s --iterations=50", "did you mean --set max_iter=50?"),
         ("-x ps", "unexpected -x; flags follow the command: poseidon ps -x"),
     ],
@@ -232,7 +232,7 @@ def test_wrong_words_are_one_sentence(
     said = capsys.readouterr().err
     command = words.split()[0]
     name = f"poseidon {command}" if command in COMMANDS else "poseidon"
-    assert re.fullmatch(f"{name}: .*; see {name} --help\n", said)
+    assert re.fullmatch(rf"{name}: .*(; see|\? See) {name} --help\n", said)
     assert says in said
 
 
