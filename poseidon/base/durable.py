@@ -259,7 +259,7 @@ def obstacle_to(folder: Path) -> str | None:
     if not existing.is_dir():
         return f"{existing} is not a folder"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{existing} may not be written by this user"
+        return f"this user may not write to {existing}"
     disk = shutil.disk_usage(existing)
     if disk.total and not disk.free:  # some file systems of a network report neither
         return f"the disk of {existing} is full"

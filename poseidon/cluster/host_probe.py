@@ -277,7 +277,7 @@ def _bindable(address: str, port: int) -> str | None:
 def _check_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
     obstacle, free = obstacle_to(Path(folder)), shutil.disk_usage(_existing(folder)).free
     if obstacle:
-        problems.append(f"nothing can be written to {folder}: {obstacle}")
+        problems.append(f"cannot write to {folder}: {obstacle}")
     elif free < space_bytes:
         problems.append(f"{free >> 20} MiB are free for {folder}; expected {space_bytes >> 20} MiB")
 

@@ -50,7 +50,7 @@ class Section(Enum):
     )
     FAILURES = "Signals and failures", "signals"
     ELASTIC = (
-        "Going on after a loss: --elastic=COPIES,NAME=VALUE,...",
+        "Snapshots in memory: --elastic=COPIES,NAME=VALUE,...",
         "elastic",
         "Signals and failures",
     )

@@ -524,4 +524,4 @@ def check_folder(flag: str, folder: Path) -> None:
     """
     obstacle = obstacle_to(folder)
     if obstacle:
-        raise JobError(f"--{flag}: nothing can be written to {folder}: {obstacle}")
+        raise JobError(f"--{flag}: cannot write to {folder}: {obstacle}")

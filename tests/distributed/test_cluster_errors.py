@@ -146,7 +146,7 @@ CASES = [
     ),
     Case(
         "file in the way",
-        "{host}: nothing can be written to /root/out.*not a folder",
+        "{host}: cannot write to /root/out.*not a folder",
         spoil=on_host(IN_THE_WAY),
     ),
     Case(

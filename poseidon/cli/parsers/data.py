@@ -27,7 +27,7 @@ def _partition_data(parser: Parser) -> None:
     text = "the machinefile: a part for each client with workers"
     flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
     switch(group, "distribute", "copy part k to the k-th of them over SSH")
-    flag(group, "root_folder", "of a list: what stands before each path", metavar="DIR", default="")
+    flag(group, "root_folder", "for a list: put before each path", metavar="DIR", default="")
     switch(group, "replace", "replace earlier parts, here and on the hosts")
     flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
     group.add(progress())
@@ -106,7 +106,7 @@ def _convert_annoset(parser: Parser) -> None:
 
 
 def _convert_voc(parser: Parser) -> None:
-    text = "folder of VOC2007 and others, or one"
+    text = "folder of years, such as VOCdevkit, or of one"
     word(parser, "voc_folder", text, read=Path, opens=Opens.FOLDER)
     word(parser, "output_folder", "where the files go", read=Path)
     group = parser.section("Flags")
@@ -139,7 +139,7 @@ def _make_db(parser: Parser) -> None:
     flag(group, "shorter_side", text, read=count, default=0, metavar="PIXELS")
     switch(group, "shuffle", "in random order; -noshuffle: as found (on)", default=True)
     flag(group, "seed", "of the order, and of drawings (0)", read=count, default=0, metavar="N")
-    text = "of a list: put before each path (its folder)"
+    text = "for a list: put before each path (its folder)"
     flag(group, "root_folder", text, default=None, metavar="DIR")
     group.add(progress())
     group = parser.section("A drawn set, in place of pictures: make_db --generate=two_class DIR")
@@ -172,11 +172,11 @@ COMMANDS: Sequence[Command] = (
     _command(
         name="partition_data",
         line="divide a database or a list among clients",
-        description="Record i of DB_PATH (of a database in key order, of a list of pictures its "
-        "line i, of HDF5 files row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose "
-        "data layer says shared_file_system: false reads <DB_PATH>_k. With --distribute each part "
-        "is copied to its client, checksummed; the same command continues where it broke off. "
-        "Nothing is overwritten without --replace.",
+        description="Divide the records of a database, the lines of a list of pictures, or the "
+        "rows of HDF5 files into n parts: record i goes to <DB_PATH>_(i mod n). Client k of a job "
+        "whose data layer has shared_file_system: false reads <DB_PATH>_k. --distribute copies "
+        "each part to its client and compares checksums; repeat the command to resume an "
+        "interrupted copy. Nothing is overwritten without --replace.",
         example="poseidon partition_data --num_partitions=2 cifar10_train_lmdb\n"
         "poseidon partition_data --hostfile=cluster --distribute cifar10_train_lmdb",
         declare=_partition_data,

@@ -107,7 +107,14 @@ def _dashboard(parser: Parser) -> None:
     text = "folders of jobs, or folders that hold some; default: output/ and all jobs that run"
     word(parser, "folders", text, takes=Takes.WORDS, metavar="DIR", opens=Opens.FOLDER)
     group = parser.section("Flags")
-    flag(group, "port", "of the page (8300); 0: a free one", read=whole, default=8300, metavar="N")
+    flag(
+        group,
+        "port",
+        "port of the page (8300); 0: a free one",
+        read=whole,
+        default=8300,
+        metavar="N",
+    )
     text = "address to listen at (127.0.0.1); other addresses need a token"
     flag(group, "host", text, default="127.0.0.1", metavar="ADDRESS")
 
@@ -158,7 +165,7 @@ MANAGING: Sequence[Command] = (
         module="records",
         line="show jobs on a live page",
         description="Serve a page with the curves, processes, tensors and logs of jobs, running or "
-        "ended, and with what limits each.",
+        "ended, and what limits each of them.",
         example="poseidon dashboard\nposeidon dashboard output --port=8080",
         declare=_dashboard,
     ),
@@ -168,7 +175,7 @@ MANAGING: Sequence[Command] = (
         line="examine hosts and the links between them",
         description="Examine this machine, or all hosts of a machinefile: versions, GPUs, limits, "
         "disk, clock, names, SSH; and between each two hosts ports, latency, bandwidth both ways, "
-        "MTU. Says what is wrong and what to do.",
+        "MTU. Print what is wrong and what to do.",
         example="poseidon doctor\nposeidon doctor --hostfile=cluster",
         declare=_doctor,
     ),
@@ -189,8 +196,8 @@ HOSTS: Sequence[Command] = (
         name="leave",
         module="running_jobs",
         line="let a host leave a running job",
-        description="Let a host leave a job that continues from memory. Its other hosts continue "
-        "after the next iteration; nothing is repeated.",
+        description="Let a host leave an elastic job. Its other hosts continue after the next "
+        "iteration; nothing is repeated.",
         example="poseidon leave cifar10_quick-20260105-204016-3f9a1c node3",
         declare=_leave,
     ),
@@ -198,8 +205,8 @@ HOSTS: Sequence[Command] = (
         name="join",
         module="running_jobs",
         line="add a host to a running job",
-        description="Prepare a host beside a job that continues from memory, and let it take part "
-        "from the next memory snapshot on. Its virtual workers come from the other hosts.",
+        description="Prepare a host while an elastic job runs, and add it at the next snapshot in "
+        "memory. It takes virtual workers over from the other hosts.",
         example="poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5",
         declare=_join,
     ),

@@ -173,7 +173,7 @@ def _parse_log(parser: Parser) -> None:
     word(parser, "output_dir", "default: the log's folder", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "delimiter", "between columns (,)", default=",", metavar="CHAR")
-    switch(group, "verbose", "name a table without rows, too, which is not written")
+    switch(group, "verbose", "also name a table that is not written, as it has no rows")
 
 
 def _plot(parser: Parser) -> None:
@@ -207,7 +207,7 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
         name=name,
         module="definitions",
         line=line,
-        description=f"{line.capitalize()}. OUTPUT is written also where nothing was to be done.",
+        description=f"{line.capitalize()}. OUTPUT is written even if nothing changes.",
         example=f"poseidon {name} {example}",
         declare=partial(_upgrade, what=what),
     )
@@ -307,8 +307,8 @@ COMMANDS: Sequence[Command] = (
         module="models",
         line="make one file of a checkpoint in parts",
         description="Write the whole tensors of a checkpoint of torch.distributed.checkpoint, whose "
-        "parts the workers have written. It needs no GPU, and memory for all of them. The parts' "
-        "index is a pickle, so expect it to run code: give a folder that you trust.",
+        "parts the workers have written. It needs no GPU, but memory for all of them. The parts' "
+        "index is a pickle, which can run code: use only folders that you trust.",
         example="poseidon consolidate parts_1000 whole.pt",
         declare=_consolidate,
     ),

@@ -67,7 +67,7 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
         (replace(HERE, addresses=("192.0.2.1", "no.such.host.invalid")), "none of 192.0.2.1, "
 "no.such.host.invalid is an"),
         (replace(HERE, folders=("/proc/version/out",)), "/proc/version is not a folder"),
-        (replace(HERE, prefixes=(("/proc/version/snap", "."),)), "nothing can be written to "
+        (replace(HERE, prefixes=(("/proc/version/snap", "."),)), "cannot write to "
 "/proc/version"),
         (replace(HERE, files=(NeededFile(name="/no/db", folder="."),)), "there is no /no/db"),
         (replace(HERE, files=(NeededFile(name="/no/db", folder=".", instead=("db", "db_0")),)), "no /no/db or /no/db_0"),
@@ -207,7 +207,7 @@ def test_an_agent_answers_for_all_clients_of_its_host() -> None:
     spoilt = replace(HERE, folders=("/proc/version/out",))
     with pytest.raises(JobError) as caught:
         check_hosts([(agent, Check(clients=(spoilt,)))])
-    assert str(caught.value).startswith("ml@node0: nothing can be written to /proc/version/out")
+    assert str(caught.value).startswith("ml@node0: cannot write to /proc/version/out")
     agent.close()
 
 
