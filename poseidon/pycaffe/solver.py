@@ -166,11 +166,9 @@ class Solver:
         if resume_file is not None:
             self.restore(resume_file)
         self.step(max(0, settings.max_iter - self.iter))
-        if settings.param.snapshot_after_train and not (
-            settings.snapshot and self.iter % settings.snapshot == 0
-        ):
+        if settings.saves_at_end(self.iter):
             self._snapshot_of_all()
-        if settings.display and self.iter % settings.display == 0:
+        if settings.shows(self.iter):
             self._log.add(self._last_loss())
             LOG.write(*last(self._log.record(self.nets, self.iter, self.lr)))
         if self._test_is_due(first=True):
@@ -252,13 +250,13 @@ class Solver:
             for net, number in zip(self.nets, numbers, strict=True)
         ]
         self._log.add(sum(losses) / len(losses))
-        if settings.display and self.iter % settings.display == 0:
+        if settings.shows(self.iter):
             LOG.on_train(self._log.record(self.nets, self.iter, self.lr))
         for _, on_gradients_ready in self._callbacks:
             on_gradients_ready()
         self._contributions.average_alone()
         self.apply_update()
-        if settings.snapshot and self.iter % settings.snapshot == 0:
+        if settings.saves(self.iter):
             self._snapshot_of_all()
 
     def _forward_backward(self, net: Net, number: int) -> float:
@@ -287,9 +285,8 @@ class Solver:
             self.snapshot()
 
     def _test_is_due(self, *, first: bool) -> bool:
-        interval = self._settings.test_interval
-        due = bool(interval) and bool(self.test_nets) and self.iter % interval == 0
-        return due and (self.iter > 0 or first) and self._contributions.process == 0
+        is_root = self._contributions.process == 0
+        return is_root and self._settings.tests(self.iter, first=first)
 
 
 class SGDSolver(Solver):

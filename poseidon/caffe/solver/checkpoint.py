@@ -150,13 +150,10 @@ class Checkpoint:
 
     def _is_finite(self, contents: _Contents) -> bool:
         infos = self._replica.train.parameters_info
-        histories = [
-            (f"the history of {i.name}", h)
-            for i, h in zip(infos, contents.run.histories, strict=True)
-        ]
-        name = not_finite(
-            [*((f"layer '{layer}'", blobs) for layer, _, blobs in contents.blobs), *histories]
-        )
+        histories = zip(infos, contents.run.histories, strict=True)
+        named = [(f"layer '{layer}'", blobs) for layer, _, blobs in contents.blobs]
+        named += [(f"the history of {info.name}", list(of)) for info, of in histories]
+        name = not_finite(named)
         if not name:
             return True
         text = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
@@ -321,12 +318,9 @@ class Checkpoint:
 
     def _own(self, path: Path, saved: PoseidonWorkerState) -> dict[str, Any]:
         """Return the state of a virtual worker as a value of the tree."""
-        try:
-            held_back = {part.name: torch.tensor(to_array(part.values)) for part in saved.held_back}
-        except ValueError as error:
-            raise SnapshotError(
-                f"{path}: what virtual worker {saved.rank} has held back is damaged: {error}"
-            ) from error
+        parts = [part.values for part in saved.held_back]
+        values = _tensors(path, parts, f"what virtual worker {saved.rank} has held back")
+        held_back = dict(zip((part.name for part in saved.held_back), values, strict=True))
         history = None
         if saved.history:
             history = self._histories(path, saved.history, saved.rank, self._arrays_per_blob)
@@ -336,12 +330,7 @@ class Checkpoint:
 
     def _histories(self, path: Path, blobs: Sequence[BlobProto], rank: int, count: int) -> Named:
         """Return so many arrays of each trained tensor."""
-        try:
-            arrays = [torch.tensor(to_array(blob)) for blob in blobs]
-        except ValueError as error:
-            raise SnapshotError(
-                f"{path}: the history of virtual worker {rank} is damaged: {error}"
-            ) from error
+        arrays = _tensors(path, blobs, f"the history of virtual worker {rank}")
         exchanged = self._replica.exchanged
         if len(arrays) != count * len(exchanged):
             raise SnapshotError(
@@ -351,6 +340,13 @@ class Checkpoint:
         return {
             info.name: arrays[count * at : count * (at + 1)] for at, info in enumerate(exchanged)
         }
+
+
+def _tensors(path: Path, blobs: Sequence[BlobProto], what: str) -> list[Tensor]:
+    try:
+        return [torch.tensor(to_array(blob)) for blob in blobs]
+    except ValueError as error:
+        raise SnapshotError(f"{path}: {what} is damaged: {error}") from error
 
 
 def _mean_of(of_workers: Sequence[Named]) -> Named:

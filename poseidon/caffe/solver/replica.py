@@ -7,27 +7,23 @@ keep belong to these nets, so they do not depend on which process computes for a
 Users' layers may draw from the generators of the process: numpy's, torch's, Python's. Before each
 iteration, and each test batch, of a virtual worker these get seeds of its own. So the numbers that
 it draws depend on nothing but the seed, its number and the iteration, also in a resumed run.
-
-The table at the start of a job: layers, shapes, parameters, and the shards of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poseidon.base.text_files import aligned
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.registry import known_types, layer_class
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.net.params import ParamInfo, derive_seed
+from poseidon.caffe.net.params import derive_seed
 from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition, TestNet
 from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.caffe.tools.preflight import require_loss
@@ -37,8 +33,6 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
-from ps_server import StoreSpec
-from ps_server.protocol.placement import place
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Values = Mapping[nn.Parameter, Tensor]
@@ -77,7 +71,6 @@ class Replica:
         nets: the nets of each virtual worker of this process, in order.
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.
-        fixed: the values of all other blobs, by name.
     """
 
     def __init__(
@@ -109,15 +102,20 @@ class Replica:
             ]
             require_loss(solver.net_definition(), self.train.plan, settings)
             rows = self.batch_records * settings.iter_size
-            self.trained = [_trained(info, settings, rows) for info in self.exchanged]
-            names = {info.name for info in self.exchanged}
-            self.fixed = {
-                info.name: info.parameter.detach()
-                for info in self.train.parameters_info
-                if info.name not in names
-            }
+            self.trained = [
+                Trained(
+                    name=info.name,
+                    tensor=info.parameter,
+                    rule=settings.rule(info.lr_mult, info.decay_mult),
+                    factor_rows=rows if info.factors else 0,
+                    statistics=info.statistics,
+                    looked_up=info.looked_up,
+                )
+                for info in self.exchanged
+            ]
             self._is_filled = False
-            """Whether those are the job's; a process that joins it later has those of fillers."""
+            """Whether other blobs are the job's; a process that joins it later has those of
+            fillers."""
         except BaseException:
             self.close()
             raise
@@ -247,8 +245,14 @@ class Replica:
         """Bring blobs that are not exchanged from rank 0 to processes that have joined the job. All
         workers call it together.
         """
-        given = {name: value.cpu().numpy() for name, value in self.fixed.items()}
-        bring_parts(self.fixed, given if self._is_filled else {}, control, rank=self.rank)
+        names = {info.name for info in self.exchanged}
+        fixed = {
+            info.name: info.parameter.detach()
+            for info in self.train.parameters_info
+            if info.name not in names
+        }
+        given = {name: value.cpu().numpy() for name, value in fixed.items()}
+        bring_parts(fixed, given if self._is_filled else {}, control, rank=self.rank)
         self._is_filled = True
 
     def load_tests(self, models: Sequence[Path]) -> list[str]:
@@ -334,17 +338,6 @@ def draws_from_process(definition: NetDefinition) -> bool:
     return bool(others or "Python" in types)
 
 
-def _trained(info: ParamInfo, settings: SolverSettings, rows: int) -> Trained:
-    return Trained(
-        name=info.name,
-        tensor=info.parameter,
-        rule=settings.rule(info.lr_mult, info.decay_mult),
-        factor_rows=rows if info.factors else 0,
-        statistics=info.statistics,
-        looked_up=info.looked_up,
-    )
-
-
 def _load_tests(nets: WorkerNets, models: Sequence[Path]) -> list[str]:
     """Copy the weights of models to the test nets that have layers of their own with weights."""
     shared = nets.train.layers_by_name
@@ -356,61 +349,3 @@ def _load_tests(nets: WorkerNets, models: Sequence[Path]) -> list[str]:
         )
         for path, report in load_models(test, models)
     ]
-
-
-HEAD = ("layer", "type", "top", "parameters", "bytes", "on")
-
-
-def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None) -> list[str]:
-    """Return the lines of the table.
-
-    Args:
-        tables: names of the tensors in each table of the store, by table id.
-        store: None if each worker holds all values itself.
-    """
-    shards_by_name = _shards_by_name(tables, store)
-    shapes = net.blob_shapes
-    rows = [HEAD]
-    total = 0
-    for (name, layer), step in zip(net.layer_modules, net.plan.steps, strict=True):
-        mine = [info for info in net.parameters_info if info.layer == name]
-        count = sum(prod(info.shape) for info in mine)
-        total += count
-        tops = [shapes[top] for top in layer.param.top if top in shapes]
-        where = sorted({shard for info in mine for shard in shards_by_name.get(info.name, ())})
-        rows.append(
-            (
-                name,
-                layer.param.type,
-                " ".join("x".join(map(str, shape)) or "1" for shape in tops[: len(step.tops)]),
-                " ".join("x".join(map(str, info.shape)) for info in mine),
-                f"{4 * count:,}" if count else "",
-                _ranges(where) if store else ("here" if mine else ""),
-            )
-        )
-    rows.append(("total", "", "", f"{total:,} values", f"{4 * total:,}", ""))
-    return aligned(rows)
-
-
-def _shards_by_name(
-    tables: Sequence[Sequence[str]], store: StoreSpec | None
-) -> dict[str, set[int]]:
-    if store is None:
-        return {}
-    return {
-        name: {chunk.shard for chunk in row}
-        for names, row in zip(tables, place(store).chunks, strict=True)
-        for name in names
-    }
-
-
-def _ranges(shards: Sequence[int]) -> str:
-    """Return shards 0, 1, 2 and 5 as `shard 0-2,5`."""
-    parts: list[list[int]] = []
-    for shard in shards:
-        if parts and parts[-1][-1] == shard - 1:
-            parts[-1][1:] = [shard]
-        else:
-            parts.append([shard])
-    text = ",".join("-".join(map(str, part)) for part in parts)
-    return f"shard {text}" if text else ""

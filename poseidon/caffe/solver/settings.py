@@ -62,6 +62,27 @@ class SolverSettings:
         base = self.base_rule
         return replace(base, decay=base.decay * decay_mult, rate_factor=lr_mult)
 
+    def shows(self, iteration: int) -> bool:
+        """Return whether the loss of an iteration is displayed."""
+        return bool(self.display) and iteration % self.display == 0
+
+    def saves(self, iteration: int) -> bool:
+        """Return whether a snapshot is written when so many iterations are finished."""
+        return bool(self.snapshot) and iteration % self.snapshot == 0
+
+    def saves_at_end(self, iteration: int) -> bool:
+        """Return whether a run that ends after so many iterations writes one more snapshot, as
+        Caffe does.
+        """
+        return self.param.snapshot_after_train and not self.saves(iteration)
+
+    def tests(self, iteration: int, *, first: bool) -> bool:
+        """Return whether test nets are scored when so many iterations are finished; before the
+        first one if `first` says so.
+        """
+        due = bool(self.test_interval) and iteration % self.test_interval == 0
+        return due and (iteration > 0 or first)
+
 
 EVAL_TYPES = ("classification", "detection")
 AP_VERSIONS = ("11point", "MaxIntegral", "Integral")

@@ -268,12 +268,7 @@ def _restore_layers(net: Net, saved: PoseidonNetState) -> None:
 
 
 _LINEAR = (RuleKind.SGD, RuleKind.NESTEROV)
-"""Rules whose history is a sum of changes, which a rate of 0 keeps at 0."""
-
-
-def _decays_into_history(rule: Rule) -> bool:
-    """Return whether weight decay changes the history of a blob whose gradient and rate are 0."""
-    return rule.kind not in _LINEAR and rule.decay != 0
+"""Rules whose history is a sum of changes, which a rate of 0 keeps at 0, whatever the weight decay."""
 
 
 @dataclass(slots=True)
@@ -291,7 +286,7 @@ class FrozenHistories:
         self._entries: dict[str, _Entry] = {}
         for info in infos:
             rule = settings.rule(0.0, info.decay_mult)
-            if info.parameter.requires_grad or not _decays_into_history(rule):
+            if info.parameter.requires_grad or rule.kind in _LINEAR or rule.decay == 0:
                 continue
             value = info.parameter.detach().view(-1)
             history = [torch.zeros_like(value) for _ in range(history_count(rule.kind))]

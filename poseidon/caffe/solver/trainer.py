@@ -19,11 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe.solver.averages import join, pack, parts, total
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.display import Display
 from poseidon.caffe.solver.loss_scale import LossCheck, LossScale
@@ -156,24 +154,21 @@ class Trainer:
             tree.write(state, source, self._open, self._state.say_resized)
         if state is not None:
             self._on(LoopEvent.LOAD)
-        self._begin()
-
-    def _open(self) -> None:
-        self._exchange.open(self._state.histories())
-        self._on(LoopEvent.OPEN)
-
-    def _begin(self) -> None:
         member = self._replica.member
         self._check = ReplicaCheck(
             member.options,
             state=self._state.replicated,
-            collect=self._exchange.control.all_gather,
+            collect=control.all_gather,
             rank=self._replica.rank,
             ranks=range(member.network.size),
             start=self.iteration,
         )
         for tester in self._testers:
             tester.skip_to(self._state.tests_done)
+
+    def _open(self) -> None:
+        self._exchange.open(self._state.histories())
+        self._on(LoopEvent.OPEN)
 
     def _on(self, event: LoopEvent) -> None:
         for act in self._session.on(event):
@@ -205,11 +200,12 @@ class Trainer:
         memory = self._settings.memory
         if memory is not None and self.iteration < solver.max_iter:
             # the loss may have come before the snapshot on disk
-            writes = memory.rewinds and self._snapshot_is_due()
+            writes = memory.rewinds and solver.saves(self.iteration)
             if not (writes and self._snapshot(ends=False, last=False)):
                 self._keep_in_memory(memory)
         while self.iteration < solver.max_iter:
-            if self._test_is_due(first=solver.param.test_initialization) and not self._test():
+            tests = solver.tests(self.iteration, first=solver.param.test_initialization)
+            if tests and self._testers and not self._test():
                 return True
             began_s = time.perf_counter()
             self._step()
@@ -217,9 +213,9 @@ class Trainer:
                 memory.follow(time.perf_counter() - began_s)
             self._display.show(wait=False)  # also what precedes a snapshot that is complete now
             stops = control.is_asked_to_stop(self.iteration)
-            if control.is_asked_for_snapshot(self.iteration) or self._snapshot_is_due():
+            if control.is_asked_for_snapshot(self.iteration) or solver.saves(self.iteration):
                 ends = self.iteration >= solver.max_iter or stops
-                self._snapshot(ends=ends, last=ends and not self._one_more_at_the_end())
+                self._snapshot(ends=ends, last=ends and not solver.saves_at_end(self.iteration))
             if self._check.is_due(self.iteration):  # not after a snapshot, which has compared
                 self._compare_replicas()
             if stops:
@@ -258,22 +254,21 @@ class Trainer:
         iteration = self.iteration
         self._on(LoopEvent.FORWARD)
         if solver.param.debug_info:
-            self._replica.train.set_debug_info(
-                bool(solver.display) and iteration % solver.display == 0
-            )
-        outputs = self._compute_all(self._scale)
+            self._replica.train.set_debug_info(solver.shows(iteration))
+        outputs = self._compute_all()
         self._on(LoopEvent.STEP)
         if own_time is not None:
             own_time.end()
-        if solver.display and iteration % solver.display == 0:
+        if solver.shows(iteration):
             losses = (smoothed.value for smoothed in self._state.smoothed.values())
             self._display.collect(iteration, zip(losses, outputs, strict=True))
         self._settings.on_progress(self.iteration)
 
-    def _compute_all(self, scale: LossScale | None) -> list[dict[str, Tensor]]:
+    def _compute_all(self) -> list[dict[str, Tensor]]:
         """Compute an iteration for all virtual workers of this process; return the outputs of their
         last passes.
         """
+        scale = self._scale
         frozen = {} if scale is None else self._state.frozen.arrays()
         while True:
             found = [self._compute(position) for position in range(len(self._replica.nets))]
@@ -320,11 +315,6 @@ class Trainer:
         self._exchange.finish()
         self._session.end_iteration(self._exchange.finished)
         self._session.steps += 1
-
-    def _test_is_due(self, *, first: bool) -> bool:
-        interval = self._replica.settings.test_interval
-        due = bool(interval) and bool(self._testers) and self.iteration % interval == 0
-        return due and (self.iteration > 0 or first)
 
     def _test(self) -> bool:
         """Score all test nets.
@@ -373,67 +363,23 @@ class Trainer:
             self._checkpoint.save(state, self._display.log, last=last)
         return memory is not None
 
-    def _snapshot_is_due(self) -> bool:
-        every = self._replica.settings.snapshot
-        return bool(every) and self.iteration % every == 0
-
-    def _one_more_at_the_end(self) -> bool:
-        """Return whether a run that ends after this iteration writes a snapshot of it then, as
-        Caffe does.
-        """
-        return self._replica.settings.param.snapshot_after_train and not self._snapshot_is_due()
-
     def _end(self, *, stopped: bool) -> None:
         solver = self._replica.settings
         self._display.show(wait=True)
         self._on(LoopEvent.SETTLE)
-        if self._one_more_at_the_end():
+        if solver.saves_at_end(self.iteration):
             self._snapshot(ends=True, last=True)
         if stopped:
             self._display.log.write(
                 GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224)
             )
             return
-        if solver.display and self.iteration % solver.display == 0:
-            self._last_loss()
+        if solver.shows(self.iteration):
+            self._display.show_last(self.iteration, self._losses, self._state.smoothed)
         # Caffe: only where the last iteration is one to be tested
         if solver.test_interval and self._testers:
             self._test()
         self._display.log.write(done())
-
-    def _last_loss(self) -> None:
-        """Show the mean of the last losses, with one more forward pass with the final weights, as
-        Caffe does.
-
-        The pass changes statistics once more, and the test that follows reads them: all workers
-        take the mean over the virtual workers, each of which has begun with the same values.
-        """
-        statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
-        before = [tensor.clone() for tensor in statistics]
-        found = []
-        for nets in self._replica.nets:
-            losses = self._losses[nets.number]
-            for tensor, value in zip(statistics, before, strict=True):
-                tensor.copy_(value)
-            self._replica.seed_process("last", nets.number)
-            outputs = nets.train()
-            nets.train.drop_graph()
-            loss = nets.train.loss
-            losses.add(self.iteration, loss)
-            losses.check()
-            smoothed = self._state.smoothed[nets.number]
-            smoothed.add(loss)
-            others = {f"statistics {n}": tensor for n, tensor in enumerate(statistics)}
-            found.append(pack(smoothed.value, {**outputs, **others}))
-        payloads = self._exchange.control.all_gather(join(found))
-        means = total(parts(payloads)) / self._replica.virtual_workers.count
-        sizes = [tensor.numel() for tensor in statistics]
-        shown, of_statistics = np.split(means, [len(means) - sum(sizes)])
-        for tensor, mean in zip(
-            statistics, torch.from_numpy(of_statistics).split(sizes), strict=True
-        ):
-            tensor.copy_(mean)
-        self._display.show_last(self.iteration, shown)
 
 
 _ACTS: dict[Act, Callable[[Trainer], None]] = {

@@ -18,8 +18,8 @@ from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import SolverDefinition, read_solver
 from poseidon.caffe.proto.projects import unpack_solver
 from poseidon.caffe.solver.checkpoint import Checkpoint
-from poseidon.caffe.solver.display import Display
-from poseidon.caffe.solver.replica import Replica, net_table
+from poseidon.caffe.solver.display import Display, ScoreReporter, net_table
+from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
@@ -39,53 +39,12 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.device import choose_fastest
 from poseidon.exchange.exchange import Built
 from poseidon.exchange.options import ExchangeKind, Scheme
-from poseidon.observe.metrics.glog_lines import GlogSink, number
+from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.observe.metrics.netoutputs import NetOutputs
-from poseidon.observe.metrics.record import Sink, TestRecord, TrainRecord
+from poseidon.observe.metrics.record import Sink
 from ps_server import ServerError
 
 LOGGER = logging.getLogger("poseidon.caffe.solver.worker")
-TRAINED_S = 0.2
-MOST_OUTPUTS = 100
-"""The most outputs of a net that an event carries."""
-
-
-class ScoreReporter:
-    """Reports displayed iterations and the scores of each test to the launcher. See `Sink`."""
-
-    def __init__(self, launcher: LauncherConnection) -> None:
-        self._launcher = launcher
-        self._next_s = 0.0
-        self._unreported: TrainRecord | None = None
-
-    def on_train(self, record: TrainRecord) -> None:
-        """See `Sink`; reports at most every `TRAINED_S` seconds, and the last one."""
-        self._unreported = record
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + TRAINED_S
-            self._report()
-
-    def _report(self) -> None:
-        record, self._unreported = self._unreported, None
-        if record is None:
-            return
-        outputs = [[output.name, output.value] for output in record.outputs[:MOST_OUTPUTS]]
-        self._launcher.send(
-            "trained",
-            iteration=record.iteration,
-            loss=record.loss,
-            rate=record.rate,
-            outputs=outputs,
-        )
-
-    def on_test(self, record: TestRecord) -> None:
-        self._report()
-        scores = [[output.name, number(output.value)] for output in record.outputs]
-        self._launcher.send("tested", iteration=record.iteration, net=record.net, scores=scores)
-
-    def close(self) -> None:
-        self._report()
 
 
 class SolverWork(TrainingWork[JobDocument]):
@@ -333,7 +292,7 @@ class SolverWork(TrainingWork[JobDocument]):
             )
             for index in range(len(replica.tests))
         ]
-        sinks: list[Sink] = [ScoreReporter(self.launcher)]
+        sinks: list[Sink] = [ScoreReporter(self.launcher.send)]
         if document.net_outputs and document.rank == 0:
             sinks.append(
                 NetOutputs(

@@ -15,15 +15,13 @@ from poseidon.caffe.layers.pooling import Pooling
 from poseidon.caffe.proto.blob import from_array
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetParameter
 from poseidon.caffe.proto.definition import read_solver
-from poseidon.caffe.solver.replica import Replica, net_table
+from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.errors import DataError
 from poseidon.exchange.membership import Membership
 from poseidon.pycaffe import mode
-from ps_server import StoreSpec, TableSpec
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from tests.support.nets import build, inputs, layer
 from tests.support.training import write_definitions
 from tests.support.training_processes import make_data
 
@@ -244,35 +242,3 @@ def test_a_layer_that_only_a_test_net_has_gets_weights(solver: Path, tmp_path: P
             found = nets.tests[0].layers_by_name["judge"].blobs()[0]
             assert torch.equal(found.detach(), torch.from_numpy(value)), nets.name
         assert len(replica.nets) == 2
-
-
-NET = inputs(x=(4, 6)) + layer(
-    "InnerProduct", "x", "y", "inner_product_param { num_output: 3 }", name="ip"
-)
-
-
-def test_alone() -> None:
-    lines = net_table(build(NET), [["ip.0"], ["ip.1"]], None)
-    assert lines[0].split() == ["layer", "type", "top", "parameters", "bytes", "on"]
-    assert lines[2].split() == ["ip", "InnerProduct", "4x3", "3x6", "3", "84", "here"]
-    assert lines[-1].split() == ["total", "21", "values", "84"]
-
-
-def test_with_shards_each_layer_says_where_it_lives() -> None:
-    tables = (TableSpec(name="ip.0", size=18, rows=6), TableSpec(name="ip.1", size=3))
-    lines = net_table(
-        build(NET), [["ip.0"], ["ip.1"]], StoreSpec(workers=2, shards=3, tables=tables)
-    )
-    assert lines[2].endswith("shard 0-2")
-
-
-def test_tensors_of_one_table_live_together() -> None:
-    tables = (TableSpec(name="ip.0 and 1 more", size=8, rows=1),)
-    (line,) = [
-        line
-        for line in net_table(
-            build(NET), [["ip.0", "ip.1"]], StoreSpec(workers=2, shards=3, tables=tables)
-        )
-        if line.startswith("ip ")
-    ]
-    assert line.endswith("shard 0")
