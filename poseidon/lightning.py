@@ -60,30 +60,30 @@ class PoseidonEnvironment(ClusterEnvironment):
 
     def world_size(self) -> int:
         """Return the number of workers."""
-        return self._context.worker.size
+        return self._context.size
 
     def set_world_size(self, size: int) -> None:
         """Do nothing: the job has this number."""
 
     def global_rank(self) -> int:
         """Return the rank of this worker."""
-        return self._context.worker.rank
+        return self._context.rank
 
     def set_global_rank(self, rank: int) -> None:
         """Do nothing: the job has this number."""
 
     def local_rank(self) -> int:
         """Return the rank of this worker on its host."""
-        return self._context.member.local_rank
+        return self._context.member.seat.local_rank
 
     def node_rank(self) -> int:
         """Return the rank of the host."""
-        return self._context.member.host
+        return self._context.member.seat.host
 
     @property
     def device(self) -> torch.device:
         """The device of this worker."""
-        return self._context.worker.device
+        return self._context.device
 
 
 class _OfJob:

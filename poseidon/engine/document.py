@@ -143,12 +143,12 @@ class TrainingDocument(WorkerDocument):
     @property
     def is_on_holder(self) -> bool:
         """Whether a copy of each memory snapshot is kept on this host."""
-        return self.member.host <= self.copies
+        return self.member.seat.host <= self.copies
 
     @property
     def holds_snapshots(self) -> bool:
         """Whether the worker keeps a copy of each memory snapshot."""
-        return self.is_on_holder and self.member.local_rank == 0
+        return self.is_on_holder and self.member.seat.local_rank == 0
 
     def schemes(self, names: Sequence[str]) -> tuple[Scheme, ...]:
         """Return the schemes of these tensors in `exchange_plan`; empty: there is none.

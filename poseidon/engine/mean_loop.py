@@ -32,7 +32,7 @@ class MeanLoop(ABC):
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         """The worker in its job, and in its loop once the exchange is open."""
-        self._session = TrainingSession(Applies.WORKERS, rank=context.worker.rank)
+        self._session = TrainingSession(Applies.WORKERS, rank=context.rank)
         self._observed: Observed | None = None
 
     def close(self) -> None:

@@ -85,7 +85,8 @@ def this_worker() -> ThisWorker:
 
     May be called before `distribute`.
     """
-    return current_context().worker
+    context = current_context()
+    return ThisWorker(rank=context.rank, size=context.size, device=context.device)
 
 
 def log(*, iteration: int | None = None, **values: float | Tensor) -> None:

@@ -227,10 +227,14 @@ class WorkerContext:
     loops: Loops = field(default_factory=Loops)
 
     @property
-    def worker(self) -> ThisWorker:
-        """Rank, number of workers and device of this process."""
-        network = self.member.network
-        return ThisWorker(rank=network.rank, size=network.size, device=self.device)
+    def rank(self) -> int:
+        """The rank of this worker, 0..size-1."""
+        return self.member.network.rank
+
+    @property
+    def size(self) -> int:
+        """Number of workers; 1 of a process that trains alone."""
+        return self.member.network.size
 
     @property
     def loop_memory(self) -> ScriptMemory | None:
@@ -293,7 +297,7 @@ class WorkerContext:
             yield
             return
         timer = threading.Timer(LEAVE_S, self.fail, [error])
-        timer.name, timer.daemon = f"leaving-{self.worker.rank}", True
+        timer.name, timer.daemon = f"leaving-{self.rank}", True
         timer.start()
         try:
             yield

@@ -145,7 +145,7 @@ def build_exchange(
     plan = plan_exchange(_of_hosts(tensors, member), member)
     planes = [PlanePart(own, plan_exchange(own, member)) for own in shards]
     if shards:
-        planes[member.local_rank] = PlanePart(tensors, plan_exchange(tensors, member))
+        planes[member.seat.local_rank] = PlanePart(tensors, plan_exchange(tensors, member))
     arguments = BuildArguments(
         tensors=tensors,
         settings=settings,
@@ -158,7 +158,7 @@ def build_exchange(
     )
     if member.options.local_steps:
         return _build_local_steps(arguments, schemes)
-    if member.local_workers > 1:
+    if member.seat.local_workers > 1:
         return build_on_host(arguments, partial(_build, schemes=() if shards else schemes))
     return _build(arguments, schemes)
 
@@ -263,7 +263,7 @@ def _build_measured(arguments: BuildArguments) -> Built:
     try:
         rates = measure(client, of_hosts, job)
         rows = [trained.factor_rows for trained in of_hosts]
-        schemes = fastest_schemes(arguments.plan.choices, rows, job.host_count, rates)
+        schemes = fastest_schemes(arguments.plan.choices, rows, job.seat.host_count, rates)
         plan = replace(plan_exchange(of_hosts, job, schemes), basis=f"measured: {rates.summary()}")
         built = build_server(_cut(replace(arguments, plan=plan, joined=client)))
     except BaseException:
@@ -304,7 +304,7 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
     if is_synchronous(options, tensors, settings):
         return build(tensors, settings, arguments.shards)
     # whose changes count the same: the workers, or the hosts where these divide the tensors
-    senders = member.host_count if arguments.shards else network.size
+    senders = member.seat.host_count if arguments.shards else network.size
     delayed = senders if options.staleness and not member.alone else 0
     rule = outer_rule(options, delayed=delayed > 0)
     anchors = anchors_of(tensors, rule)
@@ -333,7 +333,7 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
         replace(member, options=options),
         delayed=delayed,
         # where workers of a host have shards, each has its own of the first host's
-        reads_outer=member.host == 0 if arguments.shards else built.exchange.control.root,
+        reads_outer=member.seat.host == 0 if arguments.shards else built.exchange.control.root,
         quorum=_rounds_of_quorum(built, network.size) if options.quorum else None,
     )
     return replace(

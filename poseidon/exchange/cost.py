@@ -76,7 +76,7 @@ class Topology:
         """
         if not member.averages:
             return cls.colocated(member.placed.count)
-        clients, shards = member.host_count, member.shards
+        clients, shards = member.seat.host_count, member.shards
         if not shards:
             return cls.colocated(clients)
         homes = member.homes or tuple(shard * clients // shards for shard in range(shards))

@@ -34,7 +34,7 @@ def pieces_of(arguments: BuildArguments) -> tuple[FlatPiece, ...]:
         whole |= {choice.index for choice in plan.choices}
     tensors = arguments.tensors
     served = [index for index in plan.of(Scheme.SERVER) if not tensors[index].statistics]
-    return cut(tensors, arguments.job.planes, whole=whole, served=served[-1] if served else 0)
+    return cut(tensors, arguments.job.seats.planes, whole=whole, served=served[-1] if served else 0)
 
 
 def parts_of(arguments: BuildArguments) -> list[PlanePart]:
@@ -59,7 +59,7 @@ def parts_of(arguments: BuildArguments) -> list[PlanePart]:
             ),
         )
 
-    return [part(plane) for plane in range(arguments.job.planes)]
+    return [part(plane) for plane in range(arguments.job.seats.planes)]
 
 
 def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], Built]) -> Built:
@@ -71,7 +71,7 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
     """
     job, tensors, network = arguments.job, arguments.tensors, arguments.job.network
     shards = bool(arguments.shards)
-    tree = HostTree.mean(job.local_workers) if shards else _tree(job)
+    tree = HostTree.mean(job.seat.local_workers) if shards else _tree(job)
     every = [t for part in arguments.planes for t in part.tensors] if shards else tensors
     group = _group(job, tree, every)
     on_worker = job.alone or job.options.staleness > 0
@@ -136,8 +136,8 @@ def _ending(exchange: Exchange) -> Iterator[None]:
 def _group(job: Membership, tree: HostTree, tensors: Sequence[Trained]) -> HostGroup:
     network = replace(
         job.network,
-        rank=job.local_rank,
-        size=job.local_workers,
+        rank=job.seat.local_rank,
+        size=job.seat.local_workers,
         ranks=job.host_ranks,
         host="127.0.0.1",
         keys=None,
@@ -147,11 +147,11 @@ def _group(job: Membership, tree: HostTree, tensors: Sequence[Trained]) -> HostG
 
 def _tree(job: Membership) -> HostTree:
     if job.averages:
-        return HostTree.mean(job.local_workers)
+        return HostTree.mean(job.seat.local_workers)
     return HostTree(
         placed=job.by_worker,
-        first=job.network.rank - job.local_rank,
-        workers=job.local_workers,
+        first=job.network.rank - job.seat.local_rank,
+        workers=job.seat.local_workers,
         averages=False,
         leaves=job.options.is_encoded,
     )

@@ -12,7 +12,7 @@ from itertools import pairwise
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeKind, ExchangeOptions, OnDivergence
 from ps_server.errors import SpecError
 from ps_server.network import Network
-from ps_server.protocol.seats import Seat, seats_of
+from ps_server.protocol.seats import Seat, Seats, seats_of
 from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -62,40 +62,20 @@ class Membership:
             raise SpecError(f"shards is {self.shards}; expected 0 or more")
 
     @property
+    def seats(self) -> Seats:
+        """The seats of all workers."""
+        return seats_of(self.hosts, self.network.size)
+
+    @property
     def seat(self) -> Seat:
         """The seat of this worker."""
-        return seats_of(self.hosts, self.network.size).of(self.network.rank)
-
-    @property
-    def host(self) -> int:
-        """The number of this worker's host among the hosts with workers."""
-        return self.seat.host
-
-    @property
-    def host_count(self) -> int:
-        """H, the number of hosts with workers."""
-        return len(self.hosts) or self.network.size
-
-    @property
-    def local_rank(self) -> int:
-        """The rank of this worker among the workers of its host."""
-        return self.seat.local_rank
-
-    @property
-    def local_workers(self) -> int:
-        """The number of workers on this host."""
-        return self.seat.local_workers
+        return self.seats.of(self.network.rank)
 
     @property
     def host_ranks(self) -> range:
         """The ranks in the job of the workers of this host."""
-        first = self.network.rank - self.local_rank
-        return range(first, first + self.local_workers)
-
-    @property
-    def planes(self) -> int:
-        """The number of planes: the workers of the host that has the fewest."""
-        return min(self.hosts, default=1)
+        first = self.network.rank - self.seat.local_rank
+        return range(first, first + self.seat.local_workers)
 
     @property
     def shares_hosts(self) -> bool:
@@ -116,12 +96,12 @@ class Membership:
         computes for one. Where they divide a module, the virtual hosts.
         """
         if self.averages:
-            return VirtualWorkers.one_each(self.host_count)
-        firsts, bounds = seats_of(self.hosts, self.network.size).members(0), self.by_worker.bounds
+            return VirtualWorkers.one_each(self.seat.host_count)
+        firsts, bounds = self.seats.members(0), self.by_worker.bounds
         found = [bounds[rank] for rank in (*firsts, self.network.size)]
         if self.divides:
             return VirtualWorkers.spread(
-                found[-1] // self.local_workers, [b - a for a, b in pairwise(found)]
+                found[-1] // self.seat.local_workers, [b - a for a, b in pairwise(found)]
             )
         return VirtualWorkers(tuple(found))
 
@@ -135,8 +115,8 @@ class Membership:
         """The virtual workers of this worker."""
         if not self.divides:
             return self.by_worker.of(self.network.rank)
-        hosts, workers = self.placed.of(self.host), self.local_workers
-        first = self.local_rank
+        seat, hosts = self.seat, self.placed.of(self.seat.host)
+        workers, first = seat.local_workers, seat.local_rank
         return range(hosts.start * workers + first, hosts.stop * workers + first, workers)
 
     @property
@@ -147,13 +127,13 @@ class Membership:
     @property
     def plane_ranks(self) -> tuple[int, ...]:
         """The ranks in the job of the workers with this one's local rank, by host."""
-        return tuple(seats_of(self.hosts, self.network.size).members(self.local_rank))
+        return tuple(self.seats.members(self.seat.local_rank))
 
     @property
     def of_plane(self) -> Membership:
         """The membership of this worker's host in its plane, of which each host is one member.
 
-        A worker whose local rank is `planes` or more owns nothing. Its plane has the hosts that
+        A worker whose local rank is `Seats.planes` or more owns nothing. Its plane has the hosts that
         have such a worker, too.
         """
         network, ranks = self.network, self.plane_ranks
@@ -168,7 +148,7 @@ class Membership:
             hosts=(),
             local_address="",
             virtual_workers=None if self.averages else self.placed,
-            weight=self.local_workers * self.host_count / self.network.size,
+            weight=self.seat.local_workers * self.seat.host_count / self.network.size,
             divides=False,
         )
 
@@ -176,7 +156,7 @@ class Membership:
     def alone(self) -> bool:
         """Whether this host exchanges with no other."""
         return self.options.kind is ExchangeKind.LOCAL or (
-            self.host_count == 1 and self.shards == 0
+            self.seat.host_count == 1 and self.shards == 0
         )
 
     @property
@@ -195,7 +175,7 @@ class Membership:
         Otherwise it chooses by bytes, as hybrid does: the plan of virtual workers, and of hosts
         with different numbers of workers, is the same on all clusters.
         """
-        by_time = self.host_count > 1 and self.shards > 0 and self.averages
+        by_time = self.seat.host_count > 1 and self.shards > 0 and self.averages
         return self.options.chooses and by_time
 
     @property

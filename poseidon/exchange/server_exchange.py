@@ -76,7 +76,7 @@ class BuildArguments:
     @property
     def own(self) -> PlanePart:
         """The part of this worker's plane."""
-        own = self.planes[self.job.local_rank :]
+        own = self.planes[self.job.seat.local_rank :]
         return own[0] if own else PlanePart((), ExchangePlan(choices=()))
 
     def turns(
@@ -124,7 +124,7 @@ def layouts_of(
         first = sum(len(layout.tables) for layout in layouts)
         layouts.append(_layout_of(part, plane, first, arguments, shares_tables=shares_tables))
     store = store_spec([layout.tables for layout in layouts], arguments.settings, arguments.job)
-    rank = arguments.job.local_rank
+    rank = arguments.job.seat.local_rank
     if rank < len(layouts):
         return layouts[rank], store, layouts
     empty = StoreLayout(tensors=(), tables=(), pools=(), pooled=(), first=len(store.tables))

@@ -74,7 +74,7 @@ class JobMember(MeanLoop):
         """
         self._context.check_start()
         memory, collections = self._context.loop_memory, self._collections
-        rank = self._context.worker.rank
+        rank = self._context.rank
         has_begun = self._session.has_begun
         with collections.calling("bcast"):
             if memory is not None and memory.resume() and not has_begun:
@@ -232,12 +232,12 @@ class JobMember(MeanLoop):
 
 def _checked(solver: Solver, context: WorkerContext) -> WorkerContext:
     """Return the context with the virtual workers of the solver."""
-    contributions, worker, member = solver._contributions, context.worker, context.member
+    contributions, member = solver._contributions, context.member
     placed, options = contributions.placed, member.options
-    if (contributions.process, placed.processes) != (worker.rank, worker.size):
+    if (contributions.process, placed.processes) != (context.rank, context.size):
         raise UsageError(
             f"the solver is number {contributions.process} of {placed.processes}, but its worker "
-            f"is number {worker.rank} of {worker.size}; do not call set_solver_rank() or "
+            f"is number {context.rank} of {context.size}; do not call set_solver_rank() or "
             "set_solver_count() in a script of `poseidon run`"
         )
     if options.staleness or options.local_steps:

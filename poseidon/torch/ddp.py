@@ -104,8 +104,8 @@ class BucketReducer(MeanReducer):
             reduced,
             context.member.options,
             collect=self._collect,
-            rank=context.worker.rank,
-            ranks=range(context.worker.size),
+            rank=context.rank,
+            ranks=range(context.size),
         )
         self._means: list[Tensor] = []
         module.register_forward_pre_hook(OfOneModule(self._before_forward))
@@ -134,7 +134,7 @@ class BucketReducer(MeanReducer):
                     tap.close()
                 self._taps.clear()
                 given = self._context.member.options.first_given()
-                if given and self._context.worker.rank == 0:
+                if given and self._context.rank == 0:
                     LOGGER.warning(OWN_HOOK.format(given=given))
             else:
                 self._is_hook = True
@@ -300,7 +300,7 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
         isinstance(known, BucketReducer) and known.is_of(module) for known in context.reducers
     )
     is_of_all = module.process_group is torch.distributed.group.WORLD
-    if context.worker.size > 1 and is_of_all and not is_known:
+    if context.size > 1 and is_of_all and not is_known:
         context.reducers.append(BucketReducer(module, context))
 
 

@@ -77,7 +77,7 @@ class ShardReducer(MeanReducer):
         found = {p._param_fqn: p.sharded_param for group in groups for p in group.fsdp_params}
         own = {n: p for n, p in sorted(found.items()) if p.requires_grad and p.dtype in TYPES}
         shards = Shards(
-            member.local_workers,
+            member.seat.local_workers,
             {name: parameter.placements[-1].dim for name, parameter in own.items()},
             {name: parameter.shape for name, parameter in own.items()},
         )
@@ -119,7 +119,7 @@ class ShardReducer(MeanReducer):
             one.sharded_param.grad = None  # torch would add to it
         with group.mesh_info.replicate_process_group.leaving_sums() as reductions:
             yield
-        factor = self._context.member.host_count if ReduceRule.SUM in reductions else 1
+        factor = self._context.member.seat.host_count if ReduceRule.SUM in reductions else 1
         with group.device_handle.stream(group.comm_ctx.all_reduce_stream):
             for one, old in before.items():
                 parameter, gradient = one.sharded_param, one.sharded_param.grad
@@ -203,7 +203,7 @@ class _Roots:
         return self._reducers.get(comm_ctx)
 
     def _new(self, root: Any) -> ShardReducer | None:
-        if self._context.member.host_count == 1:
+        if self._context.member.seat.host_count == 1:
             return None
         check_one_batch(self._context, "a module of fully_shard()")
         groups = [group for state in root._state_ctx.all_states for group in groups_of(state)]
@@ -212,7 +212,7 @@ class _Roots:
             self._context.reducers.append(reducer)
             return reducer
         given = self._context.member.options.first_given()
-        if given and self._context.worker.rank == 0:
+        if given and self._context.rank == 0:
             LOGGER.warning("%s", OTHER_MESH.format(given=given))
         return None
 

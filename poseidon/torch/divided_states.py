@@ -89,7 +89,7 @@ def leaf_of_parts(
         divide: returns the parts of a value of whole tensors, or of what `mark` returns.
         mark: returns a value of this worker as one of parts.
     """
-    workers, is_first = member.local_workers, member.local_rank == 0
+    workers, is_first = member.seat.local_workers, member.seat.local_rank == 0
 
     def together(keeps: bool, of_plane: bool) -> Any:
         if leaf.scope is Scope.SHARED and of_plane and not keeps:

@@ -46,7 +46,7 @@ class ExchangedModule:
 
     def __init__(self, plan: GroupPlan, on_read: Callable[[int], None]) -> None:
         self.module = uncompiled(plan.entry)
-        self._kind, self._is_alone = type(self.module), plan.context.worker.size == 1
+        self._kind, self._is_alone = type(self.module), plan.context.size == 1
         self.plan = plan
         held = [trained.tensor for trained in plan.tensors]
         if plan.shards:

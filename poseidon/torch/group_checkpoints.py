@@ -61,7 +61,7 @@ class GroupCheckpoints:
         )
 
     def _wait_for_rows(self) -> None:
-        if self._loop.update.plan.tables and self._context.worker.size > 1:
+        if self._loop.update.plan.tables and self._context.size > 1:
             self._loop.collections.gather(b"")
 
     def keep(self, objects: Mapping[str, Kept | GroupCheckpoints]) -> None:
@@ -303,7 +303,7 @@ class GroupCheckpoints:
 
     @property
     def _is_root(self) -> bool:
-        return self._context.worker.rank == 0
+        return self._context.rank == 0
 
     def _check_first(self, call: str) -> None:
         """Refuse a checkpoint without a name that is not of the job's first group."""

@@ -44,8 +44,8 @@ class GroupLoop:
     def __init__(self, update: Update) -> None:
         self.update, plan = update, update.plan
         self.context = context = plan.context
-        worker, member, options = context.worker, context.member, context.member.options
-        self.streams = RandomStreams(member.own, None, worker.device, divided=False)
+        member, options = context.member, context.member.options
+        self.streams = RandomStreams(member.own, None, context.device, divided=False)
         context.report(LoopPosition(collection=DISTRIBUTE))
         self.exchanged = ExchangedModule(plan, self._on_read)
         self.session = TrainingSession(
@@ -53,8 +53,8 @@ class GroupLoop:
             passes=plan.options.passes,
             turns=len(member.own),
             behind=bool(options.staleness or self.exchanged.local_steps),
-            alone=worker.size == 1,
-            rank=worker.rank,
+            alone=context.size == 1,
+            rank=context.rank,
             words=self._words,
         )
         self.collections = LoopCollections(
@@ -70,9 +70,9 @@ class GroupLoop:
             raise
 
     def _open(self) -> None:
-        context, worker, exchanged = self.context, self.context.worker, self.exchanged
+        context, exchanged = self.context, self.exchanged
         exchanged.open()
-        if worker.size > 1:
+        if context.size > 1:
             with self.collections.calling(DISTRIBUTE):
                 bring_rest(self.update.plan.rest, self.collections.gather, context.member)
         self.streams = open_streams(context, self.collections)
@@ -83,7 +83,7 @@ class GroupLoop:
             on_forward=self._on_forward,
             on_gradient=self._on_gradient,
         )
-        if self.update.plan.tables and worker.size > 1:
+        if self.update.plan.tables and context.size > 1:
             with self.collections.calling(DISTRIBUTE):
                 self.collections.gather(b"")
         self.session.on(LoopEvent.OPEN)
@@ -317,7 +317,7 @@ class GroupLoop:
         self.context.loops.remove(self)
         self.streams.groups.discard(self)
         self.streams.enter(None)
-        self.streams = RandomStreams(self.tree.own, None, self.context.worker.device, divided=False)
+        self.streams = RandomStreams(self.tree.own, None, self.context.device, divided=False)
         self.exchanged.tables.close()
         self.exchanged.observed.close()
 

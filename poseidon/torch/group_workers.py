@@ -27,17 +27,17 @@ class GroupWorkers:
     @property
     def rank(self) -> int:
         """The rank of this worker, 0..size-1."""
-        return self._loop.context.worker.rank
+        return self._loop.context.rank
 
     @property
     def size(self) -> int:
         """Number of workers."""
-        return self._loop.context.worker.size
+        return self._loop.context.size
 
     @property
     def device(self) -> torch.device:
         """The device of this worker."""
-        return self._loop.context.worker.device
+        return self._loop.context.device
 
     @property
     def virtual_worker(self) -> int:

@@ -41,7 +41,7 @@ def progress_leaves(loop: GroupLoop) -> list[Leaf]:
     told = context.member.virtual_workers is not None
 
     def here() -> str:
-        return str(Computation.here(context.worker.device))
+        return str(Computation.here(context.device))
 
     def check_label(found: Found) -> None:
         if found.shared != label:

@@ -77,7 +77,7 @@ class SentGradients:
     def __init__(self, member: Membership, refusal: str) -> None:
         # of an owner they are overwritten with the sum of its host's workers, and of several
         # virtual workers with their sum
-        owns = member.local_workers > 1 and member.local_rank < member.planes
+        owns = member.seat.local_workers > 1 and member.seat.local_rank < member.seats.planes
         self._is_blind = owns or member.takes_turns
         self._refusal = refusal
         self._sent: list[tuple[Tensor, Tensor]] = []

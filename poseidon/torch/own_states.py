@@ -216,8 +216,8 @@ def open_streams(context: WorkerContext, collections: LoopCollections) -> Random
     Raises:
         UsageError: they are of other virtual workers.
     """
-    own, device = context.member.own, context.worker.device
-    size, told = context.worker.size, context.member.virtual_workers is not None
+    own, device = context.member.own, context.device
+    size, told = context.size, context.member.virtual_workers is not None
     # threads of a process that trains alone would share its generators
     is_one_of_several = size > 1 and context.folder is not None
     if not (told or is_one_of_several):

@@ -243,7 +243,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             neighbours=context.member.host_ranks,
         )
         register(mesh, Calls(context.report_call))
-        is_first_of_several = context.worker.rank == 0 and context.worker.size > 1
+        is_first_of_several = context.rank == 0 and context.size > 1
         try:
             with (
                 ddp_script(mesh, context) if self.document.ddp else default_group(mesh) as undo,
@@ -251,7 +251,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             ):
                 stack = undo or own
                 stack.enter_context(taking_from_trainer(context.job.log))
-                if context.worker.size == 1:
+                if context.size == 1:
                     stack.enter_context(counting_steps(context))
                 if is_first_of_several:
                     stack.enter_context(

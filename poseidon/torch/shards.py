@@ -46,14 +46,14 @@ def host_mesh(device: str | None = None) -> DeviceMesh:
             `poseidon run` has not started this process.
     """
     context = current_context()
-    member, kind = context.member, device or context.worker.device.type
+    member, kind = context.member, device or context.device.type
     if not dist.is_initialized():
         raise UsageError(
             "host_mesh() needs the process group of a job; use `poseidon run SCRIPT`, and under "
             "--ddp call init_process_group() first"
         )
     _check_hosts(member)
-    shape = member.host_count, member.local_workers
+    shape = member.seat.host_count, member.seat.local_workers
     both = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
     return both["shard"]
 
@@ -129,7 +129,7 @@ def shards_of(module: nn.Module, member: Membership) -> Shards | None:
                 f"'{name}' is not divided, and other parameters of the module are; {EXPECTED}, for "
                 "the whole module"
             )
-    virtual, workers = member.virtual_workers, member.local_workers
+    virtual, workers = member.virtual_workers, member.seat.local_workers
     if virtual is not None and virtual.count % workers:
         raise UsageError(
             f"{counted(virtual.count, 'virtual worker')} cannot be divided among hosts of "
@@ -242,14 +242,17 @@ def call_before_gathering(
 
 def bring_shards(rest: Sequence[Tensor], member: Membership) -> None:
     """Set shards that are not exchanged to the first host's. All workers call it together."""
-    if member.host_count == 1 or not rest:
+    if member.seat.host_count == 1 or not rest:
         return
     seats = [
-        range(local, member.network.size, member.local_workers) for local in range(member.planes)
+        range(local, member.network.size, member.seat.local_workers)
+        for local in range(member.seats.planes)
     ]
     groups = [dist.new_group(list(seat)) for seat in seats]
     for tensor in rest:
-        dist.broadcast(local_of(tensor).detach(), member.plane_ranks[0], groups[member.local_rank])
+        dist.broadcast(
+            local_of(tensor).detach(), member.plane_ranks[0], groups[member.seat.local_rank]
+        )
 
 
 def sum_over_host(value: float, sharded: Tensor) -> float:

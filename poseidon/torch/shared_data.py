@@ -295,7 +295,7 @@ class SharedData:
                 f"epoch() waits for the other workers before each batch, {SEVERAL}; use "
                 "group.loader(), which gives each the same number of batches"
             )
-        rank = loop.context.worker.rank
+        rank = loop.context.rank
         return loop.weights.until_all_end(batches, lambda part: self._gather("epoch", part), rank)
 
     def _leaf(self) -> Leaf:

@@ -114,7 +114,7 @@ def _deal(store: StoreSpec, chosen: Sequence[int]) -> list[Dealt]:
     costs: list[tuple[float, list[Dealt]]] = []
     for shards in sorted({min(2**n, store.shards) for n in range(store.shards.bit_length() + 1)}):
         for over, dealt in _finer_and_finer(store, chosen, weights[:shards]):
-            packets = store.planes * shards * PACKET_COST + len(dealt) * CHUNK_COST
+            packets = store.seats.planes * shards * PACKET_COST + len(dealt) * CHUNK_COST
             costs.append((packets / PROCESSORS + over * elements / shards, dealt))
     return min(costs, key=lambda each: each[0])[1]
 

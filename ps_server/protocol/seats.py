@@ -34,9 +34,14 @@ class Seats:
 
     Args:
         hosts: number of workers of each host, one or more.
+
+    Attributes:
+        host_count: the number of hosts.
+        planes: the number of planes: the workers of the host that has the fewest.
     """
 
     def __init__(self, hosts: Sequence[int]) -> None:
+        self.host_count, self.planes = len(hosts), min(hosts)
         places = ((host, local) for host, count in enumerate(hosts) for local in range(count))
         self._of_rank = tuple(
             Seat(host, local, hosts[host], len(hosts), rank)

@@ -425,17 +425,17 @@ class StoreSpec:
         self._check_quorum()
 
     def _check_planes(self) -> None:
-        seats_of(self.hosts, self.workers)  # which refuses others
-        other = next((table for table in self.tables if not 0 <= table.plane < self.planes), None)
+        planes = self.seats.planes
+        other = next((table for table in self.tables if not 0 <= table.plane < planes), None)
         if other is not None:
             raise SpecError(
                 f"table '{other.name}' belongs to plane {other.plane}; expected a number below "
-                f"{self.planes}, the workers of the smallest host"
+                f"{planes}, the workers of the smallest host"
             )
-        outside = [plane for plane in range(self.planes) if plane in self.outside_norm]
+        outside = [plane for plane in range(planes) if plane in self.outside_norm]
         if tuple(outside) != self.outside_norm:
             raise SpecError(
-                f"outside_norm is {self.outside_norm}; expected planes below {self.planes}, in "
+                f"outside_norm is {self.outside_norm}; expected planes below {planes}, in "
                 "order, each once"
             )
 
@@ -465,28 +465,18 @@ class StoreSpec:
 
     def _check_virtual_workers(self) -> None:
         of = self.virtual_workers
-        if of is None or (of.is_one_each and of.processes == self.host_count):
+        if of is None or (of.is_one_each and of.processes == self.seats.host_count):
             return
-        if of.processes != self.host_count or of.count > MAX_WORKERS:
+        if of.processes != self.seats.host_count or of.count > MAX_WORKERS:
             raise SpecError(
                 f"{of.count} virtual workers are placed on {of.processes} hosts; expected at "
-                f"most {MAX_WORKERS}, on {self.host_count} hosts"
+                f"most {MAX_WORKERS}, on {self.seats.host_count} hosts"
             )
         if stale := next((table for table in self.tables if table.staleness), None):
             raise SpecError(
                 f"table '{stale.name}' has staleness {stale.staleness}, and hosts compute for "
                 "several virtual workers each; expected staleness 0"
             )
-
-    @property
-    def host_count(self) -> int:
-        """The number of hosts."""
-        return len(self.hosts) or self.workers
-
-    @property
-    def planes(self) -> int:
-        """The number of planes: the workers that every host has."""
-        return min(self.hosts, default=1)
 
     @property
     def seats(self) -> Seats:
@@ -496,7 +486,7 @@ class StoreSpec:
     @property
     def placed(self) -> VirtualWorkers:
         """The virtual workers, and the hosts that compute for them."""
-        return self.virtual_workers or VirtualWorkers.one_each(self.host_count)
+        return self.virtual_workers or VirtualWorkers.one_each(self.seats.host_count)
 
     def nodes(self, table: TableSpec, host: int) -> tuple[Node, ...]:
         """Return the nodes whose sums a host's worker pushes to a table in an iteration, one after

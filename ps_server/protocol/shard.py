@@ -96,7 +96,7 @@ class OpenStore:
         self.early: dict[int, list[m.ToWorker]] = {}
         """Messages for workers that have not."""
         self.begun = False
-        planes = [store.seats.members(plane) for plane in range(store.planes)]
+        planes = [store.seats.members(plane) for plane in range(store.seats.planes)]
         self.clocks = [VectorClock(workers, store.start_clock) for workers in planes]
         """Of each plane."""
         self.outside = OutsideNorms(store.outside_norm, store.start_clock)
@@ -439,7 +439,7 @@ class Shard:
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
         store = self.present.store
         plane = store.seats.of(rank).local_rank
-        if plane >= store.planes:
+        if plane >= store.seats.planes:
             raise RemoteProtocolError(
                 f"worker {rank} ends iteration {tick.clock}, and no table is of its plane {plane}"
             )

@@ -220,5 +220,5 @@ class Extraction(WorkerDocument):
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths of this worker's databases."""
-        ending = f"_{self.member.host}_{self.member.local_rank}" if self.job else ""
+        ending = f"_{self.member.seat.host}_{self.member.seat.local_rank}" if self.job else ""
         return tuple(Path(f"{name}{ending}") for name in self.databases)

@@ -97,8 +97,8 @@ def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
         shards=member.shards,
         tables=tuple(
             TableSpec(name=f"trial {number}", size=size, rule=rule, plane=plane)
-            for plane in range(member.planes)
-            for number, size in enumerate(trial_sizes(tensors, member.planes))
+            for plane in range(member.seats.planes)
+            for number, size in enumerate(trial_sizes(tensors, member.seats.planes))
         ),
         loads=member.loads,
         chunks=member.chunks,
@@ -217,7 +217,7 @@ def _served(
     job's.
     """
     device, own = tensors[0].tensor.device, client.own_tables
-    sizes, rule = trial_sizes(tensors, member.planes)[: len(own)], _rule_of(tensors)
+    sizes, rule = trial_sizes(tensors, member.seats.planes)[: len(own)], _rule_of(tensors)
     held = [
         Trained(name=f"trial {number}", tensor=torch.zeros(size, device=device), rule=rule)
         for number, size in enumerate(sizes)
@@ -247,7 +247,7 @@ def _sums(
 ) -> Iterator[Callable[[range], None]]:
     """Connect to the other workers for the measurement. Yield what exchanges tensors."""
     device, rule = tensors[0].tensor.device, _rule_of(tensors)
-    sizes = trial_sizes(tensors, member.planes)[: len(client.own_tables)]
+    sizes = trial_sizes(tensors, member.seats.planes)[: len(client.own_tables)]
     if not sizes:
         yield lambda tables: None
         client.barrier()
@@ -316,7 +316,7 @@ def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Memb
     """Return the seconds of an operation of products, with the update of the weight; zero
     without factors.
     """
-    rows = max((t.factor_rows for t in tensors), default=0) * member.host_count
+    rows = max((t.factor_rows for t in tensors), default=0) * member.seat.host_count
     if not rows:
         return 0.0
     rows = min(max(rows, LEAST_ROWS), MOST_ROWS)

@@ -75,7 +75,7 @@ class ServerTables(CarrierState):
     ) -> None:
         self._client = client
         self.store = store
-        self._hosts = store.host_count / weight
+        self._hosts = store.seats.host_count / weight
         """By what to divide a change of this worker's."""
         self._first = own.start
         self._settings = settings

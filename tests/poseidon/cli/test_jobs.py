@@ -508,8 +508,8 @@ def test_the_default_is_auto(train: Callable[..., Planned]) -> None:
 def test_machines_that_only_serve_have_no_part_of_the_data(train: Callable[..., Planned]) -> None:
     lines = ("0 127.0.0.1 0 role=server", *(f"{number} 127.0.0.1 0" for number in (1, 2, 3)))
     planned = train(lines=lines)
-    assert [document.member.host for document in planned.documents] == [0, 1, 2]
-    assert {(d.member.host_count, d.workers) for d in planned.documents} == {(3, 3)}
+    assert [document.member.seat.host for document in planned.documents] == [0, 1, 2]
+    assert {(d.member.seat.host_count, d.workers) for d in planned.documents} == {(3, 3)}
     assert {document.member.homes for document in planned.documents} == {(-1, 0, 1, 2)}
     assert {document.member.loads for document in planned.documents} == {(2, 1, 1, 1)}
 

@@ -43,7 +43,7 @@ def members(
 def test_a_process_by_itself_is_one_host() -> None:
     one = Membership()
     assert one.seat == Seat()
-    assert (one.planes, one.shares_hosts, one.averages, one.alone) == (1, False, True, True)
+    assert (one.seats.planes, one.shares_hosts, one.averages, one.alone) == (1, False, True, True)
     assert one.of_plane == one
 
 
@@ -59,9 +59,9 @@ def test_ranks_go_host_by_host(
     hosts: tuple[int, ...], places: list[tuple[int, int, int]], planes: int
 ) -> None:
     job = members(hosts)
-    assert [(one.host, one.local_rank, one.local_workers) for one in job] == places
-    assert {one.planes for one in job} == {planes}
-    assert {one.host_count for one in job} == {len(hosts)}
+    assert [(one.seat.host, one.seat.local_rank, one.seat.local_workers) for one in job] == places
+    assert {one.seats.planes for one in job} == {planes}
+    assert {one.seat.host_count for one in job} == {len(hosts)}
     assert {one.shares_hosts for one in job} == {max(hosts) > 1}
 
 
@@ -89,10 +89,10 @@ def test_virtual_workers_by_host(
         assert member.averages == (placed is None)
         assert member.placed.bounds == bounds
         assert member.own == (range(rank, rank + 1) if virtual is None else virtual.of(rank))
-        if member.local_rank < member.planes:
+        if member.seat.local_rank < member.seats.planes:
             plane = member.of_plane
             assert plane.placed.bounds == bounds
-            assert plane.own == VirtualWorkers(bounds).of(member.host)
+            assert plane.own == VirtualWorkers(bounds).of(member.seat.host)
             assert (plane.virtual_workers is None) == (placed is None)
 
 
@@ -110,7 +110,7 @@ def test_a_plane_has_one_worker_of_each_host(
             plane = job[rank].of_plane
             assert (plane.network.rank, plane.network.size) == (host, len(hosts))
             assert plane.network.name(host) == f"worker {rank}"
-            assert (plane.hosts, plane.local_address, plane.local_workers) == ((), "", 1)
+            assert (plane.hosts, plane.local_address, plane.seat.local_workers) == ((), "", 1)
             keys, whole = plane.network.keys, job[rank].network.keys
             assert keys is not None
             assert whole is not None

@@ -167,7 +167,7 @@ class Job:
         store, random = self.settings.store, self.world.stream("places")
         if not self.settings.virtual:
             return store
-        hosts = store.host_count
+        hosts = store.seats.host_count
         count = self.settings.virtual * hosts - 1
         speeds = [random.random() + 0.1 for _ in range(hosts)]
         placed = VirtualWorkers.spread(count, speeds)
@@ -384,13 +384,13 @@ class _Training:
         worker = self._worker
         if worker.queued > MOST_QUEUED:
             raise Violation(f"{worker.queued} messages of worker {self._rank} wait to be sent")
-        nodes = max(1, 2 * self._settings.virtual * self._store.host_count)
+        nodes = max(1, 2 * self._settings.virtual * self._store.seats.host_count)
         held = [len(c.held) for row in worker.session.values.copies for c in row]
         if max(held, default=0) > (2 * self._settings.staleness + 2) * nodes:
             raise Violation(f"worker {self._rank} holds {max(held)} pushes of a chunk")
 
     def _push(self, table: int, iteration: int) -> None:
-        size, hosts = self._store.tables[table].size, self._store.host_count
+        size, hosts = self._store.tables[table].size, self._store.seats.host_count
         if self._settings.staleness:
             change = np.zeros((size // hosts, hosts), np.float32)
             change[:, self._seat.host] = 1
