@@ -50,12 +50,12 @@ from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
+from poseidon.engine.heartbeat import Watchdog
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneControl
-from poseidon.exchange.watchdog import Watchdog
 from poseidon.launcher.processes import child_environment
 from poseidon.observe.metrics.glog_lines import GlogSink
 

@@ -137,7 +137,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'ps_server' has no attribute '{name}'")
-        with import_module("ps_server.importing").collector_paused():
+        with import_module("ps_server.process_environment").collector_paused():
             return getattr(import_module(f"ps_server.{_MODULE_OF[name]}"), name)
 
     def __dir__() -> list[str]:

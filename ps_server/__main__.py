@@ -5,7 +5,7 @@ By hand, give every worker the printed address:
     python -m ps_server --listen tcp://127.0.0.1:5555 --workers 2
 
 A launcher writes one line of JSON to standard input instead ({"token": ..., "workers": W,
-"address": ...}, see `shard_document.py`), so that the job's secret is in no argument list, and
+"address": ...}, see `network.ShardDocument`), so that the job's secret is in no argument list, and
 keeps the pipe open: {"do": "stop"} stops the shard, which stays until then; {"do": "listen", "round": 1} lets it serve the
 same workers once more, at a different address of its host (`rounds.py`). {"do": "pause"} closes all
 that, and {"do": "go_on", "document": {...}} opens a shard of the next start of the job in the same
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ps_server.importing import collector_paused
+from ps_server.process_environment import collector_paused
 
 with collector_paused():  # torch is among them
     from ps_server.errors import ServerError, SpecError, as_server_error, visible
@@ -41,12 +41,12 @@ with collector_paused():  # torch is among them
     from ps_server.keys import read_keyring
     from ps_server.link_load import sending_s
     from ps_server.meters import StallMeter
+    from ps_server.network import ShardDocument
     from ps_server.numerics import prepare_process
     from ps_server.protocol.settings import MAX_WORKERS
     from ps_server.protocol.shard import Shard
     from ps_server.rounds import Rounds
     from ps_server.server import MAX_TOKEN_BYTES, Server
-    from ps_server.shard_document import ShardDocument
     from ps_server.trace import NO_TRACE, Trace, Tracer
     from ps_server.transport.zmq_sockets import ZmqServerTransport
 

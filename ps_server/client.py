@@ -17,12 +17,12 @@ import numpy as np
 from ps_server.client_rows import ClientRows
 from ps_server.collection import Collection, Coming
 from ps_server.errors import SpecError
-from ps_server.link import LinkPriority
 from ps_server.network import Network
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Addressed, Array, Payload, Round, Signal, SignalKind
 from ps_server.protocol.placement import Placement, place
 from ps_server.protocol.precision import add
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.protocol.settings import StoreSpec
 from ps_server.protocol.worker_session import InitialValue, Session
 from ps_server.pump import Pump

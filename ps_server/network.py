@@ -1,4 +1,6 @@
-"""The place of a process among those that exchange tensors, and how they reach each other."""
+"""The place of a process among those that exchange tensors, and how they reach each other: of a worker;
+of a shard, as its launcher tells it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ps_server.errors import SpecError
-from ps_server.interruption import Interruption
 from ps_server.keys import Keyring
-from ps_server.monitor import Monitor
+from ps_server.monitor import Interruption, Monitor
 from ps_server.transport.base import Wire
 from ps_server.transport.first_connections import ConnectLimit
 
@@ -78,3 +79,27 @@ class Network:
         monitor = Monitor(self.timeout_s, closed=closed, hangs=hangs)
         self.interruption.on_interrupt(monitor.interrupt)
         return monitor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardDocument:
+    """One shard of a start, as JSON (`json_fields.py`): the first line of its standard input, and of
+    each later start.
+
+    Attributes:
+        shard: its number, from 0.
+        workers: how many join.
+        address: where to listen; port 0: any free one.
+        token: the secret that workers show.
+        keys: its own; None: nothing is encrypted.
+        trace: the file of a trace; empty: none.
+        supervised: whether a launcher sends commands.
+    """
+
+    shard: int
+    workers: int
+    address: str
+    token: bytes = field(repr=False)
+    keys: Keyring | None = None
+    trace: str = ""
+    supervised: bool = True

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ps_server.errors import as_server_error
-from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol.frames import decode
 from ps_server.protocol.messages import Addressed, Leave, MemoryAnswer, Message, Push, Value
-from ps_server.protocol.schedule import PACKET_BYTES, PACKET_IN_MEMORY_BYTES, Schedule
+from ps_server.protocol.schedule import PACKET_BYTES, PACKET_IN_MEMORY_BYTES, LinkPriority, Schedule
 from ps_server.protocol.worker_session import Session
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.trace import Tracer, Track, trace_message

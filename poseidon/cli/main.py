@@ -28,8 +28,7 @@ from poseidon.cli.parsers import data, jobs, nets
 from poseidon.cli.parsers.form import Command, refuse
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
 from poseidon.version import __version__
-from ps_server.importing import collector_paused
-from ps_server.process_environment import raise_file_limit
+from ps_server.process_environment import collector_paused, raise_file_limit
 
 FIRST: Mapping[str, Sequence[Command]] = {
     "Train": (nets.INIT, *jobs.STARTING),

@@ -20,7 +20,7 @@ from torch import Tensor
 from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier_state import KeptHistories
+from poseidon.exchange.carrier import KeptHistories
 from poseidon.exchange.exchange import Exchange
 from ps_server.collection import Coming
 from ps_server.rules import history_count

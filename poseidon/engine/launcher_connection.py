@@ -25,8 +25,8 @@ from poseidon.engine.launcher_requests import Requests
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
 from ps_server import Interrupted
-from ps_server.interruption import Interruption
 from ps_server.json_fields import plain
+from ps_server.monitor import Interruption
 
 LOGGER = logging.getLogger(__name__)
 JOB, WORKERS = "job", "workers"

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from poseidon.base.settings import are_threads_set, variable_of_tasks
+from poseidon.engine.heartbeat import Watchdog
 from poseidon.engine.worker_context import Closing, LoopJob, Loops, ThisWorker, WorkerContext
 from poseidon.errors import JobError, PoseidonError, UsageError
-from poseidon.exchange.watchdog import Watchdog
 from ps_server.numerics import prepare_process, take_code_for_all_alignments
 
 

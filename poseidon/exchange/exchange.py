@@ -41,14 +41,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History
-from poseidon.exchange.carrier import Carrier, Step
-from poseidon.exchange.carrier_state import UnitedState, merged
+from poseidon.exchange.carrier import Carrier, Step, UnitedState, merged
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observer import ObservedCall, ObservedCalls, Observer, Traffic
 from poseidon.exchange.turns import Turns
 from ps_server import Client, ServerError, StoreSpec
-from ps_server.interruption import Interruption
+from ps_server.monitor import Interruption
 from ps_server.rules import clip_factor
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
-from ps_server.interruption import Interruption
+from ps_server.monitor import Interruption
 from ps_server.trace import Tracer, Track
 
 

@@ -29,8 +29,8 @@ import msgpack
 from poseidon.exchange.worker_links import FIRST, LAST, VERSION, WorkerLinks, read_header
 from ps_server import Collection, PeerLeft, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
-from ps_server.link import LinkPriority
 from ps_server.network import Network
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.transport.base import Buffer, Frames
 
 Receive = Callable[[int, Sequence[int], Buffer], None]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
-from poseidon.exchange.carrier import Step
-from poseidon.exchange.carrier_state import CarrierState, KeptHistories
+from poseidon.exchange.carrier import CarrierState, KeptHistories, Step
 from ps_server.collection import Coming
 from ps_server.rules import history_count, update
 

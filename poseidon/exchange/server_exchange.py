@@ -29,7 +29,7 @@ from poseidon.exchange.server.placed import pool_tensors, pools_of
 from poseidon.exchange.server.store import StoreLayout, store_spec, table_spec
 from poseidon.exchange.turns import Turns
 from ps_server import Client, CodecPair, Precision, StoreSpec
-from ps_server.link import LinkPriority
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.trace import Tracer
 
 

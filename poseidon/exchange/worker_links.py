@@ -31,9 +31,9 @@ import msgpack
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
-from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.shared_memory import is_local
 from ps_server.transport.base import Buffer, Frames, TrackedTransport
 from ps_server.transport.first_connections import ConnectLimit

@@ -22,8 +22,8 @@ from poseidon.engine.document import WorkerDocument, WorkKind
 from poseidon.launcher.request import Encrypt
 from ps_server.json_fields import fields_of, plain
 from ps_server.keys import JobKeys, Keyring
+from ps_server.network import ShardDocument
 from ps_server.process_environment import environment
-from ps_server.shard_document import ShardDocument
 
 PROCESS = "poseidon.engine"
 """The module that every worker runs."""

@@ -14,12 +14,14 @@ Laws:
 A packet is one or more messages that travel together: small ones share the cost of a message on the
 wire, and no packet of more than one message is larger than the caller allows. Each frame counts
 `FRAME_BYTES` more than it has, so that a packet of empty messages has few enough frames, too.
+
+Last, which of two senders of a host uses its network link first.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from ps_server.protocol import messages as m
@@ -176,3 +178,38 @@ class Schedule:
             return (self._epoch, message.table, message.chunk, self._number)
         self._epoch += 1
         return (self._epoch - 1, _LAST, 0, self._number)
+
+
+class LinkPriority:
+    """Two senders share a link: the first takes it while it has something to send, the second
+    waits until it is free.
+
+    Law: the first sender makes its calls under one lock, and `waiting` may be called under that
+    lock. The second sender reads `is_free` from any thread; a stale answer delays it or lets it
+    send early, and loses nothing.
+    """
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: Callable[[], None] = lambda: None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the first sender has nothing left to send."""
+        return not self._taken
+
+    def take(self) -> None:
+        """First sender: note that it has something to send."""
+        self._taken = True
+
+    def free(self) -> None:
+        """First sender: note that all has left the host; wake the second sender if it may have
+        waited.
+        """
+        if self._taken:
+            self._taken = False
+            self._waiting()
+
+    def when_free(self, waiting: Callable[[], None]) -> None:
+        """Second sender: set what `free` calls, on the first sender's thread. It must not block."""
+        self._waiting = waiting

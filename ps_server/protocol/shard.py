@@ -60,8 +60,8 @@ from ps_server.protocol.precision import (
     rounded,
 )
 from ps_server.protocol.quorum import ShardRounds, weights_of
+from ps_server.protocol.row_cell import ShardRows
 from ps_server.protocol.settings import Consistency, StoreSpec
-from ps_server.protocol.shard_rows import ShardRows
 from ps_server.protocol.virtual_workers import Node
 from ps_server.rules import clip_factor, exact_sum
 

@@ -25,10 +25,10 @@ from ps_server import (
     TableSpec,
     ZmqServerTransport,
 )
-from ps_server.link import LinkPriority
 from ps_server.network import Network
 from ps_server.protocol.frames import decode
 from ps_server.protocol.messages import Push, Value
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.protocol.worker_session import Session
 from ps_server.transport.base import Frames
 from tests.support.cluster import (

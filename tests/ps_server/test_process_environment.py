@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
 
 import pytest
 
-from ps_server.process_environment import environment
+from ps_server.process_environment import collector_paused, environment
 
 
 def test_the_user_says_how_threads_wait_but_not_how_many_they_are() -> None:
@@ -34,3 +35,27 @@ def test_a_process_opens_as_many_files_as_its_user_may(hard: int, expected: int)
         check=True,
     ).stdout
     assert printed == f"({expected}, {hard})\n"
+
+
+def test_the_collector_is_as_before() -> None:
+    with pytest.raises(ImportError), collector_paused():
+        assert not gc.isenabled()
+        raise ImportError("torch")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_no_garbage_is_looked_for_while_a_shard_starts() -> None:
+    program = "import gc; gc.callbacks.append(lambda *_: found.append(1)); found = []; import ps_server; print(len(found), gc.isenabled())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True
+    )
+    count, enabled = done.stdout.split()
+    assert int(count) < 20  # torch asks for a few by itself; without the pause there are hundreds
+    assert enabled == "True"

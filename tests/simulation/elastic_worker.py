@@ -33,13 +33,13 @@ from poseidon.engine import (
 )
 from poseidon.engine import snapshot_files as snapshot_writer
 from poseidon.engine.document import JobDocument, read_document
+from poseidon.engine.heartbeat import Watchdog
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.process import run_work
 from poseidon.errors import PoseidonError
 from poseidon.exchange.exchange import Built
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.watchdog import Watchdog
 from ps_server.errors import ServerError
 from ps_server.server import Server
 from tests.simulation.client import Waits, serve_shard

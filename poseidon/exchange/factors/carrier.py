@@ -38,7 +38,7 @@ from poseidon.exchange.replicas import common_kernel, introduce
 from poseidon.exchange.ruled import LocalHistories
 from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server import Client
-from ps_server.link import LinkPriority
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
 
 

@@ -26,8 +26,8 @@ from poseidon.exchange.base import Array
 from poseidon.exchange.observer import Traffic, TransitTimes
 from poseidon.exchange.peers import Peers
 from ps_server import RemoteProtocolError
-from ps_server.link import LinkPriority
 from ps_server.network import Network
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.base import Buffer
 

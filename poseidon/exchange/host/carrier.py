@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History
-from poseidon.exchange.carrier import Carrier, Step
-from poseidon.exchange.carrier_state import CarrierState
+from poseidon.exchange.carrier import Carrier, CarrierState, Step
 from poseidon.exchange.device import Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.carrier_state import (
+from poseidon.exchange.carrier import (
     CarrierState,
     KeptHistories,
     UnitedState,

@@ -60,7 +60,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.quorum import QuorumRounds, RoundControl
 from poseidon.exchange.rounds.state import DelayedMomentum, InnerWorkers, RoundsState
 from ps_server import Rule, RuleKind
-from ps_server.interruption import Interruption
+from ps_server.monitor import Interruption
 
 _PLAIN = (RuleKind.SGD, RuleKind.TORCH_SGD)
 

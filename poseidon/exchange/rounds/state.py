@@ -18,8 +18,7 @@ from torch import Tensor
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_parts
-from poseidon.exchange.carrier import Step
-from poseidon.exchange.carrier_state import CarrierState, KeptHistories, UnitedState
+from poseidon.exchange.carrier import CarrierState, KeptHistories, Step, UnitedState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions

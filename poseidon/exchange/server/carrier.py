@@ -9,9 +9,10 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.broadcast import bring_histories, bring_parts
-from poseidon.exchange.carrier import Carrier, Step
-from poseidon.exchange.carrier_state import (
+from poseidon.exchange.carrier import (
+    Carrier,
     KeptHistories,
+    Step,
     UnitedState,
     in_order,
     merged,

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import Step
-from poseidon.exchange.carrier_state import CarrierState
+from poseidon.exchange.carrier import CarrierState, Step
 from poseidon.exchange.observer import Traffic
 from poseidon.exchange.server.tables import ServerTables
 

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import Step
-from poseidon.exchange.carrier_state import CarrierState
+from poseidon.exchange.carrier import CarrierState, Step
 from poseidon.exchange.device import HOST, Event, Streams, device_of
 from poseidon.exchange.lossy.device_encoder import DeviceEncoder, device_encoders
 from poseidon.exchange.observer import Traffic

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from poseidon.engine.heartbeat import Watchdog
 from poseidon.engine.this_process import ENDED, NO_DEBUGGER, ending, refuse_breakpoints, unwatched
 from poseidon.errors import UsageError
-from poseidon.exchange.watchdog import Watchdog
 
 
 def test_a_loop_in_a_debugger_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:

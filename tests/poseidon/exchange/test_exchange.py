@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
-from poseidon.exchange.carrier import Carrier, Step
-from poseidon.exchange.carrier_state import CarrierState
+from poseidon.exchange.carrier import Carrier, CarrierState, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneControl, JobControl
 from poseidon.exchange.observer import ObservedCall, Observer, Traffic

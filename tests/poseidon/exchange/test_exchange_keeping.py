@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.carrier_state import KeptHistories
+from poseidon.exchange.carrier import KeptHistories
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Interrupted
 from ps_server.collection import Coming

@@ -20,8 +20,8 @@ from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Client, LocalProtocolError, ServerError
-from ps_server.link import LinkPriority
 from ps_server.network import Network
+from ps_server.protocol.schedule import LinkPriority
 from tests.poseidon.exchange.test_exchange_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train

@@ -23,9 +23,9 @@ from poseidon.exchange.worker_links import (
 )
 from ps_server.errors import PeerLost, PeerUnreachable
 from ps_server.keys import Keyring
-from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.transport.base import Frames
 from ps_server.transport.retries import MOST_S
 

@@ -20,7 +20,7 @@ from poseidon.launcher.processes import (
 )
 from poseidon.launcher.request import Encrypt
 from ps_server.json_fields import value_of
-from ps_server.shard_document import ShardDocument
+from ps_server.network import ShardDocument
 from tests.support.memory_child import output_of
 
 HERE, FAR = ("127.0.0.1", "localhost", "::1"), ("127.0.0.1", "10.0.0.2")

@@ -19,14 +19,13 @@ from unittest.mock import patch
 import pytest
 
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.heartbeat import HeartbeatSender
+from poseidon.engine.heartbeat import HeartbeatSender, Watchdog
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.observation import combined_statistics
 from poseidon.engine.process import run_work
 from poseidon.engine.this_process import NO_DEBUGGER, refuse_breakpoints
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.watchdog import Watchdog
 from poseidon.torch.script import ScriptWork
 from poseidon.torch.script_hooks import STRATEGIES
 from poseidon.torch.script_process import search_as_plain_python

@@ -10,7 +10,7 @@ import pytest
 
 from ps_server.protocol import messages as m
 from ps_server.protocol.frames import MAX_FRAMES, encode
-from ps_server.protocol.schedule import ORDERS, PACKET_BYTES, Schedule
+from ps_server.protocol.schedule import ORDERS, PACKET_BYTES, LinkPriority, Schedule
 from ps_server.protocol.settings import MAX_WORKERS
 
 KIB = 1024
@@ -175,3 +175,24 @@ def test_a_hello_travels_alone() -> None:
         queue.add(message)
     packets = [[waiting.message for waiting in queue.take(1 << 20)] for _ in range(2)]
     assert packets == [given[:1], given[1:]]
+
+
+def test_a_link_is_free_until_it_is_taken_and_the_second_sender_is_woken_once() -> None:
+    link, woken = LinkPriority(), list[bool]()
+    link.when_free(lambda: woken.append(link.is_free))
+    assert link.is_free
+    link.free()
+    assert woken == []  # it has waited for nothing
+    link.take()
+    link.take()
+    assert not link.is_free
+    link.free()
+    link.free()
+    assert woken == [True]
+
+
+def test_nobody_need_wait() -> None:
+    link = LinkPriority()
+    link.take()
+    link.free()
+    assert link.is_free

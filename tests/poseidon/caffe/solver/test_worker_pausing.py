@@ -23,7 +23,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.memory import SolverMemory
 from poseidon.engine.process import run_work
 from poseidon.exchange.base import History
-from poseidon.exchange.carrier_state import UnitedState
+from poseidon.exchange.carrier import UnitedState
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Server, Shard, ZmqServerTransport

@@ -22,8 +22,8 @@ from poseidon.exchange.factors.factor_rounds import (
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, VERSION, join_message
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError
 from ps_server.keys import JobKeys, KeyPair, Keyring
-from ps_server.link import LinkPriority
 from ps_server.network import Network
+from ps_server.protocol.schedule import LinkPriority
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 from tests.support.factor_frames import frames_of, pair_of
 

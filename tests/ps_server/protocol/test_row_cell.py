@@ -10,12 +10,11 @@ import pytest
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
-from ps_server.protocol import shard_rows
-from ps_server.protocol.row_cell import MAX_WAITING
+from ps_server.protocol import row_cell
+from ps_server.protocol.row_cell import MAX_WAITING, Answer, ShardRows
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.settings import StoreSpec
 from ps_server.protocol.shard import Shard
-from ps_server.protocol.shard_rows import Answer, ShardRows
 from ps_server.row_rules import first_values
 
 SPEC = RowTableSpec(name="users", rows=10, dim=2, init=RowInit.NORMAL, seed=4)
@@ -182,6 +181,6 @@ def test_a_table_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(shard_rows, "RowCell", no_memory)
+    monkeypatch.setattr(row_cell, "RowCell", no_memory)
     with pytest.raises(RemoteProtocolError, match="shard 1 has no memory for the row table"):
         made()

@@ -7,12 +7,11 @@ from collections.abc import Callable, Container
 import pytest
 import torch
 
+from poseidon.engine.heartbeat import Reading, Watchdog
 from poseidon.exchange.base import ExchangeSettings
-from poseidon.exchange.carrier import Carrier
-from poseidon.exchange.carrier_state import CarrierState
+from poseidon.exchange.carrier import Carrier, CarrierState
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneControl
-from poseidon.exchange.watchdog import Reading, Watchdog
 from ps_server import Collection
 
 
