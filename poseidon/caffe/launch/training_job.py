@@ -90,7 +90,7 @@ class TrainingJob(Job):
             check_model(path)
         self._snapshot = find_snapshot(request.snapshot) if request.snapshot else None
         self._resumed = read_head(self._snapshot) if self._snapshot else None
-        self._began_with = 0 if self._resumed is None else self._resumed.virtual_workers
+        self._began_with = 0 if self._resumed is None else self._resumed.poseidon.workers
         stem = request.solver.stem.removesuffix("_solver")
         devices = _devices(request.gpu, self._solver, site.visible_gpus())
         super().__init__(request, site, title=title, stem=stem, devices=devices)
@@ -170,8 +170,9 @@ class TrainingJob(Job):
         """
         resumed, virtual = self._resumed, self.virtual_workers
         on_purpose = self.request.virtual_workers is not None or not virtual.is_one_each
-        if resumed is not None and on_purpose and resumed.virtual_workers == virtual.count:
-            return resumed.threads or super().usual_threads(role)
+        if resumed is not None and on_purpose and resumed.poseidon.workers == virtual.count:
+            threads = next((worker.threads for worker in resumed.poseidon.worker), 0)
+            return threads or super().usual_threads(role)
         return super().usual_threads(role)
 
     def _choose_seed(self) -> int:

@@ -34,16 +34,21 @@ class RunState:
         iteration: the number of finished iterations.
         model: the file of the weights.
         histories: the history arrays (the same number, one or two) of each learnable blob in
-            Caffe's order.
+            Caffe's order; empty if they were not read.
         current_step: the number of stepvalues reached (Caffe's multistep).
         poseidon: the state that Caffe does not know; empty in a file by Caffe.
     """
 
     iteration: int
     model: str
-    histories: tuple[tuple[Array, ...], ...]
+    histories: tuple[tuple[Array, ...], ...] = ()
     current_step: int = 0
     poseidon: PoseidonState = field(default_factory=PoseidonState)
+
+    @property
+    def seed(self) -> int | None:
+        """The random seed of the job; None in a file by Caffe."""
+        return self.poseidon.random_seed if self.poseidon.HasField("random_seed") else None
 
 
 def write_state(path: Path, state: RunState) -> None:
@@ -91,48 +96,29 @@ def read_state(
     for start in range(0, expected, max(len(blobs), 1)):
         column = zip(blobs, message.history[start : start + len(blobs)], strict=True)
         columns.append([_shaped(path, name, shape, blob) for (name, shape), blob in column])
-    return RunState(
-        iteration=message.iter,
-        model=message.learned_net,
-        histories=tuple(tuple(arrays) for arrays in zip(*columns, strict=True)),
-        current_step=message.current_step,
-        poseidon=message.poseidon,
-    )
+    return _run_state(message, tuple(tuple(arrays) for arrays in zip(*columns, strict=True)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateHead:
-    """The parts of a state that a launcher needs.
-
-    Attributes:
-        iteration: the number of finished iterations.
-        seed: the random seed of the job; None in a file by Caffe.
-        model: the file of the weights, as named in the state.
-        virtual_workers: how many the job has; 0 in a file by Caffe.
-        threads: CPU threads of a worker of the job; 0: not known.
-    """
-
-    iteration: int
-    seed: int | None
-    model: str
-    virtual_workers: int = 0
-    threads: int = 0
-
-
-def read_head(path: Path) -> StateHead:
+def read_head(path: Path) -> RunState:
     """Read a state without its histories.
 
     Raises:
         SnapshotError: the file is missing or not a solver state.
     """
     message = _read(path)
-    own = message.poseidon
-    return StateHead(
+    for worker in message.poseidon.worker:
+        for part in ("history", "outer_history", "held_back"):
+            worker.ClearField(part)
+    return _run_state(message)
+
+
+def _run_state(message: SolverState, histories: tuple[tuple[Array, ...], ...] = ()) -> RunState:
+    return RunState(
         iteration=message.iter,
-        seed=own.random_seed if own.HasField("random_seed") else None,
         model=message.learned_net,
-        virtual_workers=own.workers,
-        threads=own.worker[0].threads if own.worker else 0,
+        histories=histories,
+        current_step=message.current_step,
+        poseidon=message.poseidon,
     )
 
 
@@ -162,7 +148,7 @@ def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> A
     return array.reshape(shape)
 
 
-def learned_net(state: RunState | StateHead, path: Path) -> Path:
+def learned_net(state: RunState, path: Path) -> Path:
     """Return the file of the weights that belong to the state in `path`.
 
     Raises:
