@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from poseidon.cluster.events import encode_command
 from poseidon.cluster.job_plan import ProcessName, Role
-from poseidon.cluster.supervision.causes import Cause, CauseRank, Causes, Remedy
-from poseidon.cluster.supervision.processes import ProcessState
+from poseidon.cluster.supervision.causes import Cause, CauseRank, Causes, ProcessState, Remedy
 from poseidon.cluster.supervision.state import Action, Kill, SendLine, SignalReceived, Terminate
 
 # A process that computes pauses between two of its steps, which may be long. One whose heartbeats

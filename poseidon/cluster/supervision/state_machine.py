@@ -27,6 +27,8 @@ from poseidon.cluster.supervision.causes import (
     Cause,
     CauseRank,
     Causes,
+    JobProcesses,
+    ProcessState,
     Remedy,
     ended_early,
     overdue,
@@ -34,7 +36,6 @@ from poseidon.cluster.supervision.causes import (
 )
 from poseidon.cluster.supervision.ending import JobShutdown, Pause, UserRequests, lost, stopped
 from poseidon.cluster.supervision.positions import LoopPositions
-from poseidon.cluster.supervision.processes import JobProcesses, ProcessState
 from poseidon.cluster.supervision.state import (
     Action,
     JobEvent,
