@@ -144,7 +144,7 @@ def _ring_s(scenario: Scenario, found: Sequence[LayerLoad], work: IterationWork)
 
 def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> IterationWork:
     machine, p = scenario.machine, scenario.workers
-    part = parts(p, scenario.servers)
+    working, serving = parts(p, scenario.servers)
     dense, codec_s = sum(load.dense_bytes for load in found), sum(load.codec_s for load in found)
     messages_s = sum(load.messages for load in found) * machine.message_s
     sent = sum(load.dense_bytes * load.wire_part for load in found)
@@ -157,13 +157,13 @@ def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> IterationWor
         ends_s = 2 * (from_others * wire_s + in_memory * memory_s)
         return ends_s + own * (sums_s + (p + 1) * codec_s)
 
-    to_others = part.working * (p - 1) + part.serving * scenario.servers
-    worker_s = 2 * (to_others * wire_s + part.working * memory_s + codec_s)
+    to_others = working * (p - 1) + serving * scenario.servers
+    worker_s = 2 * (to_others * wire_s + working * memory_s + codec_s)
     factors_s, device_s = _factor_work(scenario, found)
     return IterationWork(
         worker_s=worker_s + factors_s + sum(load.worker_s for load in found),
-        shard_s=shard_s(part.working, part.working * (p - 1), part.working),
-        serving_s=shard_s(part.serving, part.serving * p, 0.0),
+        shard_s=shard_s(working, working * (p - 1), working),
+        serving_s=shard_s(serving, serving * p, 0.0),
         device_s=device_s,
     )
 

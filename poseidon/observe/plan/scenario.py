@@ -174,24 +174,13 @@ class LayerLoad:
     worker_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedParts:
-    """The part of the model that the shards of each host hold.
-
-    Attributes:
-        working: the part of a host with a worker.
-        serving: the part of a host that only serves.
+def parts(workers: int, servers: int) -> tuple[float, float]:
+    """Return the part of the model that the shards of a host with a worker hold, and the shards of
+    one that only serves, as in a job's plan.
     """
-
-    working: float
-    serving: float
-
-
-def parts(workers: int, servers: int) -> PlannedParts:
-    """Return the parts as in a job's plan."""
     working, serving = best_loads(workers, servers)
     total = workers * working + servers * serving
-    return PlannedParts(working=working / total, serving=serving / total)
+    return working / total, serving / total
 
 
 def loads(scenario: Scenario) -> list[LayerLoad]:
@@ -327,14 +316,14 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
     """Return the chunk size of `ps_server.protocol.placement`: smaller if there is
     less than half a chunk a shard, down to a minimum.
     """
-    part = parts(scenario.workers, scenario.servers)
-    shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
+    working, serving = parts(scenario.workers, scenario.servers)
+    shards = (scenario.workers if working else 0) + (scenario.servers if serving else 0)
     total = sum(
         table.size
         for index, layer in enumerate(scenario.layers)
         for table in _tables(scenario, layer, index in by_factors)
     )
-    chunks = CHUNKS_A_SERVER if part.serving else CHUNKS_A_SHARD
+    chunks = CHUNKS_A_SERVER if serving else CHUNKS_A_SHARD
     chunk = chunk_elements(total // ELEMENT_BYTES, shards, chunks) * ELEMENT_BYTES
     while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and UNEVEN * total < chunk * shards:
         chunk //= 2
@@ -423,10 +412,10 @@ def link_bytes(scenario: Scenario) -> float:
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)
     if scenario.exchange is PlannedExchange.RING:
         return dense * (scenario.sums + 1) * (p - 1) / p + factors
-    part, sums = parts(p, scenario.servers), scenario.sums
-    out = sums * (1 - part.working) + part.working * (p - 1)
-    into = (1 - part.working) + sums * part.working * (p - 1)
-    return max(dense * max(out, into) + factors, dense * sums * part.serving * p)
+    (working, serving), sums = parts(p, scenario.servers), scenario.sums
+    out = sums * (1 - working) + working * (p - 1)
+    into = (1 - working) + sums * working * (p - 1)
+    return max(dense * max(out, into) + factors, dense * sums * serving * p)
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, ...]]:

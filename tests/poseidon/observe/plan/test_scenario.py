@@ -68,8 +68,8 @@ def test_one_worker_has_no_factors() -> None:
 )
 def test_parts_of_the_model(workers: int, servers: int, working: float, serving: float) -> None:
     found = parts(workers, servers)
-    assert (found.working, found.serving) == pytest.approx((working, serving))
-    assert workers * found.working + servers * found.serving == pytest.approx(1)
+    assert found == pytest.approx((working, serving))
+    assert workers * found[0] + servers * found[1] == pytest.approx(1)
 
 
 def test_buckets_from_the_top_down() -> None:
