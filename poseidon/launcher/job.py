@@ -75,6 +75,8 @@ class Job(ABC):
     """Whether a worker's standard output is its own; see `ProcessSpec`."""
     restarts_by_itself: bool
     """Whether the job restarts on several hosts without --max_restarts."""
+    origin = StartingPoint()
+    """Where the job begins."""
     takes_snapshots = True
     """Whether an elastic job takes snapshots in memory, whatever its script does."""
 
@@ -104,11 +106,6 @@ class Job(ABC):
         check_folder("output", self.output)
         plan_file = request.exchange_plan
         self._given_plan = "" if plan_file is None else RecordedPlan.read(plan_file).to_json()
-
-    @property
-    def origin(self) -> StartingPoint:
-        """Where the job begins."""
-        return StartingPoint()
 
     @property
     def exchange_plan(self) -> str:

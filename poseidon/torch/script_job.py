@@ -59,17 +59,15 @@ class ScriptJob(Job):
         if request.ddp:
             check_ddp(request)
             _check_gpus_of_hosts(site.hosts)
-        self._snapshot = find_snapshot(request.snapshot, CHECKPOINT) if request.snapshot else None
-        self._resumed = _read_head(self._snapshot) if self._snapshot else None
+        self._resumed = None
+        if request.snapshot:
+            snapshot = find_snapshot(request.snapshot, CHECKPOINT)
+            self._resumed = _read_head(snapshot)
+            state = str(snapshot.absolute())
+            self.origin = StartingPoint(state=state, iteration=self._resumed.steps)
         super().__init__(
             request, site, title=request.script.name, stem=_stem(request), devices=devices
         )
-
-    @property
-    def origin(self) -> StartingPoint:
-        if self._resumed is None or self._snapshot is None:
-            return StartingPoint()
-        return StartingPoint(state=str(self._snapshot.absolute()), iteration=self._resumed.steps)
 
     @property
     def bound_because(self) -> str:

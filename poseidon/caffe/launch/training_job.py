@@ -89,7 +89,11 @@ class TrainingJob(Job):
                 raise SnapshotError(f"--weights: there is no file {path}{how_to_fetch(path)}")
             check_model(path)
         self._snapshot = find_snapshot(request.snapshot) if request.snapshot else None
-        self._resumed = read_head(self._snapshot) if self._snapshot else None
+        self._resumed = None
+        if self._snapshot is not None:
+            self._resumed = read_head(self._snapshot)
+            state = str(self._snapshot.absolute())
+            self.origin = StartingPoint(state=state, iteration=self._resumed.iteration)
         self._began_with = 0 if self._resumed is None else self._resumed.poseidon.workers
         stem = request.solver.stem.removesuffix("_solver")
         devices = _devices(request.gpu, self._solver, site.visible_gpus())
@@ -181,14 +185,6 @@ class TrainingJob(Job):
         if seed is None and self._resumed is not None:
             seed = self._resumed.seed
         return secrets.randbits(31) if seed is None else seed
-
-    @property
-    def origin(self) -> StartingPoint:
-        if self._resumed is None or self._snapshot is None:
-            return StartingPoint()
-        return StartingPoint(
-            state=str(self._snapshot.absolute()), iteration=self._resumed.iteration
-        )
 
     def notes(self) -> list[str]:
         notes = [f"the command line sets {self._changes}"] if self._changes else []
