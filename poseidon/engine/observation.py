@@ -27,7 +27,6 @@ from poseidon.exchange.observer import (
 )
 from poseidon.exchange.options import Scheme
 from poseidon.observe.metrics.job_statistics import TensorStatistics, WorkerStatistics
-from ps_server.statistics import TableStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.observation")
@@ -113,7 +112,15 @@ class Observation(Observed):
             iterations=waits.iterations,
             tensors=(
                 *(_tensor(choice, waits, traffic.get(choice.index)) for choice in choices),
-                *(_row_table(table) for table in (totals.row_tables if totals else ())),
+                *(  # how long a worker waits for a row table is not known
+                    TensorStatistics(
+                        name=table.name,
+                        scheme=Scheme.SERVER.value,
+                        bytes_out=table.bytes_out,
+                        bytes_in=table.bytes_in,
+                    )
+                    for table in (totals.row_tables if totals else ())
+                ),
             ),
             other_bytes_out=totals.other_bytes_out if totals else 0,
             other_bytes_in=totals.other_bytes_in if totals else 0,
@@ -143,19 +150,6 @@ class Observation(Observed):
 
     def _send_statistics(self, statistics: WorkerStatistics) -> None:
         self._send("statistics", **asdict(statistics))
-
-
-def _row_table(table: TableStatistics) -> TensorStatistics:
-    """Return the statistics of a row table: its bytes. What a worker waits for it is not known by
-    table.
-    """
-    return TensorStatistics(
-        name=table.name,
-        scheme=Scheme.SERVER.value,
-        bytes_out=table.bytes_out,
-        bytes_in=table.bytes_in,
-        waited_s=0.0,
-    )
 
 
 def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> TensorStatistics:
