@@ -33,11 +33,12 @@ def as_text(kind: type[_V]) -> type[_V]:
     return kind
 
 
-def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name; `plain` encodes what they hold. Fields that do not
-    compare are of the process.
+def fields_of(value: Any, kind: type | None = None) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, or those that it has from a class that it extends;
+    `plain` encodes what they hold. Fields that do not compare are of the process.
     """
-    return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
+    of = fields(kind or value)
+    return {field.name: getattr(value, field.name) for field in of if field.compare}
 
 
 def plain(value: object) -> object:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
@@ -31,10 +31,6 @@ class TrainingOptions:
     snapshot_keep: int = option(
         0, "newest snapshots that stay; 0 (default): all", Section.OUTPUT, read=count, rare=True
     )
-
-    def options(self) -> dict[str, Any]:
-        """Return the options by name."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(TrainingOptions)}
 
 
 class WorkKind(Enum):

@@ -6,9 +6,8 @@ Law: a field declares its flag, for every command that has it. This module impor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from poseidon.flags.flag import Section, option
 
@@ -47,10 +46,6 @@ class ComputeOptions:
     deterministic: bool = option(
         False, "only kernels that give the same bits each time", Section.MACHINES, rare=True
     )
-
-    def compute_options(self) -> dict[str, Any]:
-        """Return the options by name."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(ComputeOptions)}
 
 
 DEFAULT_COMPUTE = ComputeOptions()

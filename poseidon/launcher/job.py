@@ -31,6 +31,7 @@ from poseidon.engine.document import TrainingDocument, WorkKind
 from poseidon.engine.snapshot_runs import COPIES
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
+from poseidon.exchange.compute_options import ComputeOptions
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeKind, check_virtual_workers
 from poseidon.launcher.closing_lines import resume_command, without_flags
@@ -44,6 +45,7 @@ from poseidon.launcher.processes import (
 )
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import FileSet, Site
+from ps_server.json_fields import fields_of
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -415,7 +417,7 @@ class Job(ABC):
         alone = role.seat.local_workers == 1
         by_host = plan.workers_by_host
         return TrainingDocument(
-            **self.request.compute_options(),
+            **fields_of(self.request, ComputeOptions),
             job=self.id,
             output=self.site.path(self.output),
             member=Membership(

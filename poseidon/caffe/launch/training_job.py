@@ -36,7 +36,7 @@ from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import JobResult
-from poseidon.engine.document import JobDocument, WorkKind
+from poseidon.engine.document import JobDocument, TrainingOptions, WorkKind
 from poseidon.engine.snapshot_files import sums_path
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import Trained
@@ -250,7 +250,7 @@ class TrainingJob(Job):
         request, host, site = self.request, role.host, self.site
         return JobDocument(
             **fields_of(self.worker_document(role, start)),
-            **request.options(),
+            **fields_of(request, TrainingOptions),
             solver=str(request.solver.absolute()),
             definitions=self._packed,
             settings=request.settings,

@@ -8,8 +8,7 @@ it with their gain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from poseidon.errors import counted
 from poseidon.observe.plan.cluster_probe import NetworkLinks
@@ -26,6 +25,7 @@ from poseidon.observe.plan.scenario import (
 )
 from poseidon.observe.plan.shapes import CoreCosts, Machine
 from poseidon.observe.plan.sources import Training
+from ps_server.json_fields import fields_of
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 HEADERS = 0.94
@@ -167,9 +167,7 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
     """
     costs, network = cluster.costs, cluster.network
     cores = costs.free_cores / shared_by
-    of_core: dict[str, Any] = {
-        entry.name: getattr(costs, entry.name) for entry in fields(CoreCosts)
-    }
+    of_core = fields_of(costs, CoreCosts)
     if costs.gpu:
         of_core["optimizer_s_per_byte"] = 0.0
     return Machine(

@@ -37,6 +37,7 @@ from poseidon.launcher.closing_lines import model_of
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, TrainRequest
 from poseidon.launcher.site import Site
+from ps_server.json_fields import fields_of
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
@@ -101,7 +102,7 @@ def test_where_snapshots_go(solver: SolverDefinition) -> None:
 def test_an_option_of_the_workers_is_named_by_one_class_alone() -> None:
     """As CONTRIBUTING.md says: what lies between the flag and the worker copies all options."""
     root = Path(poseidon.__file__).parent
-    for option in TrainingOptions().options():
+    for option in fields_of(TrainingOptions()):
         naming = {
             str(path.relative_to(root))
             for path in root.rglob("*.py")
@@ -109,7 +110,9 @@ def test_an_option_of_the_workers_is_named_by_one_class_alone() -> None:
         }
         assert naming - {"caffe/solver/worker.py"} == {"engine/document.py"}
         request = TrainRequest(**{option: 7})
-        document = JobDocument(job="j", output="out", solver="s", **request.options())
+        document = JobDocument(
+            job="j", output="out", solver="s", **fields_of(request, TrainingOptions)
+        )
         assert getattr(read_document(JobDocument, document.to_json()), option) == 7
 
 
