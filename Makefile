@@ -11,7 +11,7 @@ COMPILED = poseidon ps_server $(foreach name,torch numpy zmq google,$(VENV)/lib/
 setup: $(STAMP)
 
 $(STAMP): setup.py constraints.txt $(wildcard ps_server/native/*.[ch])
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Poseidon needs Python 3.10 or newer, and $(PYTHON) is %d.%d; expected, for example: make setup PYTHON=python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Poseidon needs Python 3.10 or newer, but $(PYTHON) is %d.%d; run, for example: make setup PYTHON=python3.11" % sys.version_info[:2])'
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "make: installing Poseidon, torch and the tools of development ($(EXTRA)) into $(VENV): about 2 GB, some 5 minutes; the lines of pip follow"
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip

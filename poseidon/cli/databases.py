@@ -294,7 +294,7 @@ def _parts(arguments: argparse.Namespace, clients: Sequence[Host]) -> int:
     asked: int | None = arguments.num_partitions
     if not clients:
         if arguments.distribute:
-            raise UsageError("--distribute needs --hostfile, which says where to")
+            raise UsageError("--distribute needs --hostfile=FILE, the hosts to copy to")
         return DEFAULT_PARTS if asked is None else asked
     working = sum(client.works for client in clients)
     if asked not in (None, working):

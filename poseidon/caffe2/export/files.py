@@ -83,7 +83,7 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     if weights is None and model.suffix.lower() in NETS:
         raise UsageError(f"the parameters of {model} are missing: name its init net after it")
     if weights is None and model.suffix.lower() == ".prototxt":
-        raise UsageError(f"the weights of {model} are missing: name a .caffemodel behind it")
+        raise UsageError(f"the weights of {model} are missing: name a .caffemodel after the net")
     if weights is None:
         if not model.exists():
             raise SnapshotError(f"{model}: there is no such file")
