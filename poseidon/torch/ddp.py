@@ -96,7 +96,8 @@ class BucketReducer(MeanReducer):
                 shows_use=lambda: _shows_use(known()),
             )
             for weight, layer in layers.items()
-            if weight in self._names and weight.dtype is torch.float32
+            # of another order in memory torch's buckets show no product
+            if weight in self._names and weight.dtype is torch.float32 and weight.is_contiguous()
         }
         self._wait_free = context.member.options.wait_free
         self._replicas = DdpReplicas(

@@ -56,6 +56,18 @@ loss(ddp).backward()
 near(ddp, [3 * g for g in mean_of(build, losses)])
 torch.save(ddp, io.BytesIO())
 
+# a weight of another order in memory, which must not be taken for its transpose
+def transposed():
+    model = build()
+    model[2].weight = nn.Parameter(model[2].weight.detach().t().contiguous().t())
+    return model
+other = DistributedDataParallel(transposed())
+for _ in range(2):
+    other.zero_grad()
+    loss(other).backward()
+    near(other, mean_of(transposed, losses))
+del other
+
 # a module that the script does not keep is freed, and its exchange closes as the next one opens
 def exchanges_after_one():
     ddp = DistributedDataParallel(build())
