@@ -1,7 +1,7 @@
 """Download of a published file.
 
 Law: the file appears under its name only when it is complete and has its checksum. A partial
-download is kept beside it and resumed by the next call.
+download is kept beside it and resumed by the next call; two at once exclude each other.
 
 The published weights of a model zoo folder, as described in its readme.
 
@@ -17,12 +17,16 @@ Law: a model appears under its name only after its checksum has been verified.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
+import os
 import re
 import shlex
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,11 +66,49 @@ def download(
 
     Raises:
         NotOnServerError: the server has no such file.
-        ConnectionError: the network or the server cannot be reached, the connection broke, or the
-            checksum is wrong. A partial download is kept for the next call.
+        ConnectionError: the network or the server cannot be reached, the connection broke, the
+            checksum is wrong, or another process downloads it. A partial download is kept for the
+            next call.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.partial")
+    with _locked(part, url):
+        _fetch_whole(url, part, report)
+        for name, expected in (("md5", md5), ("sha1", sha1), ("sha256", sha256)):
+            if expected and (found := file_digest(part, name)) != expected:
+                part.unlink()
+                raise ConnectionError(
+                    f"{url} is not the published file: its {name} is {found}, not {expected}"
+                )
+        replace_durably(part, target)
+
+
+@contextmanager
+def _locked(part: Path, url: str) -> Iterator[None]:
+    """Let no other process continue a partial download meanwhile; an empty one is removed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        lock = os.fdopen(os.open(part, flags, 0o666), "wb")
+    except OSError as error:
+        raise ConnectionError(f"{url} cannot be downloaded: {part}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConnectionError(
+                f"{part} is being written by another process: wait for it, or stop it"
+            ) from None
+        except OSError:
+            pass  # not every file system has locks
+        try:
+            yield
+        finally:
+            if not os.fstat(lock.fileno()).st_size:
+                part.unlink(missing_ok=True)
+
+
+def _fetch_whole(url: str, part: Path, report: Report) -> None:
+    """Fetch what a partial download lacks, again while connections break."""
     for left in reversed(range(TRIES)):
         before = _size(part)
         try:
@@ -77,13 +119,6 @@ def download(
             if left == 0 or _size(part) <= before:
                 kind = NotOnServerError if _is_not_there(error) else ConnectionError
                 raise kind(f"{url} cannot be downloaded: {_reason(error)}") from error
-    for name, expected in (("md5", md5), ("sha1", sha1), ("sha256", sha256)):
-        if expected and (found := file_digest(part, name)) != expected:
-            part.unlink()
-            raise ConnectionError(
-                f"{url} is not the published file: its {name} is {found}, not {expected}"
-            )
-    replace_durably(part, target)
 
 
 def file_digest(path: Path, kind: str) -> str:

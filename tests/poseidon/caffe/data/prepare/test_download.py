@@ -123,6 +123,26 @@ def test_a_run_that_was_killed_before_the_rename(server: Server, tmp_path: Path)
     assert names(tmp_path) == ["file"]
 
 
+def test_two_at_once_exclude_each_other(server: Server, tmp_path: Path) -> None:
+    def again(*_: object) -> None:
+        with pytest.raises(ConnectionError, match=r"\.file\.partial is being written by another"):
+            download(url(server), tmp_path / "file")
+
+    download(url(server), tmp_path / "file", report=again)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked == [None]
+
+
+def test_a_link_in_place_of_a_partial_download_is_not_followed(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".file.partial").symlink_to(tmp_path / "mine")
+    with pytest.raises(ConnectionError, match=r"\.file\.partial: Too many levels"):
+        download(url(server), tmp_path / "file")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_another_file_is_not_kept(server: Server, tmp_path: Path) -> None:
     server.content = b"<html>Please log in</html>"
     with pytest.raises(ConnectionError, match="not the published file: its md5 is"):
