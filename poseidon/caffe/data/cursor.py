@@ -253,6 +253,8 @@ def _translated(path: Path) -> Iterator[None]:
 def _lockable(path: Path) -> bool:
     """Return whether LMDB can register this reader in the lock file."""
     lock = path / "lock.mdb"
+    if lock.is_symlink():  # LMDB writes to it, and it could lead to any file of this user
+        return False
     return os.access(lock, os.R_OK | os.W_OK) if lock.exists() else os.access(path, os.W_OK)
 
 

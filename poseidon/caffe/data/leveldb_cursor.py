@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import sys
 import weakref
 from collections.abc import Iterator
@@ -97,8 +98,13 @@ class _Readable:
             folder = stack.enter_context(TemporaryDirectory(prefix="poseidon-leveldb-"))
             with os.scandir(path) as entries:
                 for entry in entries:
-                    if entry.name not in OF_THE_LIBRARY:
-                        os.symlink(os.path.abspath(entry.path), os.path.join(folder, entry.name))
+                    place = os.path.join(folder, entry.name)
+                    if entry.name in OF_THE_LIBRARY:
+                        continue
+                    if not entry.is_symlink():
+                        os.symlink(os.path.abspath(entry.path), place)
+                    elif entry.is_file():  # LevelDB may write to it, and it may lead to any file
+                        shutil.copyfile(entry.path, place)
             database = plyvel.DB(folder, create_if_missing=False)
             stack.callback(database.close)
             self.raw_iterator = database.raw_iterator
@@ -117,8 +123,9 @@ def _share_lock(path: Path, stack: ExitStack) -> None:
     try:
         descriptor = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path / "LOCK", flags, 0o644)
         except OSError:
             return
     stack.callback(os.close, descriptor)

@@ -124,6 +124,33 @@ def test_what_is_no_lmdb_is_left_as_it_is(tmp_path: Path, content: bytes, says: 
     assert [path.name for path in tmp_path.iterdir()] == ["data.mdb"]
 
 
+@every_backend
+def test_links_to_what_is_not_of_the_database_are_not_written(
+    tmp_path: Path, backend: Backend
+) -> None:
+    path, mine = make_database(tmp_path / "db", backend, RECORDS), tmp_path / "mine"
+    mine.write_text("mine")
+    (path / "LOCK").unlink(missing_ok=True)
+    names = [f"MANIFEST-{number:06d}" for number in range(9)]
+    for name in ("lock.mdb", "LOCK", *names):
+        if not (path / name).exists():
+            (path / name).symlink_to(mine)
+    (path / "000004.dbtmp").symlink_to(tmp_path / "new")
+    with closing(open_cursor(path, backend)) as cursor:
+        assert len(cursor) == COUNT
+    assert mine.read_text() == "mine" and not (tmp_path / "new").exists()
+
+
+@every_backend
+def test_a_database_of_links_is_read(tmp_path: Path, backend: Backend) -> None:
+    path = make_database(tmp_path / "db", backend, RECORDS)
+    (tmp_path / "linked").mkdir()
+    for file in path.iterdir():
+        (tmp_path / "linked" / file.name).symlink_to(file)
+    with closing(open_cursor(tmp_path / "linked", backend)) as cursor:
+        assert len(cursor) == COUNT
+
+
 def test_lmdb_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     path = make_database(tmp_path / "db", Backend.LMDB, RECORDS)
     path.chmod(0o555)
