@@ -45,7 +45,7 @@ def survey_lines(survey: Survey, findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return [*lines, "Nothing is wrong."]
     for finding in findings:
-        lines.append(f"{finding.severity.value}: {finding.where}: {finding.what}.")
+        lines.append(f"{finding.severity.value}: {finding.where}: {finding.what}")
         if finding.remedy:
             lines.append(f"    {finding.remedy[0].upper()}{finding.remedy[1:]}.")
     errors = sum(finding.severity is Severity.ERROR for finding in findings)

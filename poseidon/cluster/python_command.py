@@ -121,7 +121,7 @@ _SCRIPT = (
             'case $folder in "~/"*) folder=$HOME/${folder#"~/"};; esac',
             'if [ -n "$folder" ]',
             'then cd "$folder" 2>/dev/null || {',
-            'echo "workdir=$folder cannot be entered on this host: is it there?" >&2',
+            'echo "workdir=$folder does not exist on this host, or cannot be entered" >&2',
             f"exit {CANNOT_START}",
             "}",
             'else cd "$here" 2>/dev/null || cd',

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.doctor import _gpu_lines
+from poseidon.cli.doctor import _gpu_lines, survey_lines
 from poseidon.cli.main import main
-from poseidon.cluster.doctor.survey import HostReport
+from poseidon.cluster.doctor.findings import judge
+from poseidon.cluster.doctor.survey import HostReport, Survey
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,12 @@ def test_a_missing_ssh_configuration_is_one_sentence(
         f"poseidon {command[0]}: there is no SSH configuration nothing_here"
         in capsys.readouterr().err
     )
+
+
+def test_a_command_at_the_end_of_a_finding_can_be_pasted() -> None:
+    problem = "its host key is not known; run: echo 'node1 ssh-ed25519 AAAA' >> known_hosts"
+    survey = Survey(hosts=(), problems=(("ml@node1", problem),))
+    assert f"error: ml@node1: {problem}" in survey_lines(survey, judge(survey))
 
 
 def test_gpus_are_described() -> None:

@@ -256,7 +256,7 @@ def test_why_an_agent_cannot_run(sshd: LoopbackSshd, tmp_path: Path) -> None:
             "machinefile to a Python 3.10 or newer",
         ),
         (str(tmp_path), None, f": {tmp_path} cannot be run on this host"),
-        (None, "/no/such/folder", ": workdir=/no/such/folder cannot be entered on this host"),
+        (None, "/no/such/folder", ": workdir=/no/such/folder does not exist on this host"),
         ("/bin/false", None, "its Python cannot be run (status 1)"),
         ("/bin/echo", None, "what answers there is not an agent of Poseidon: b'-c exec"),
         (f"{tmp_path}/old", "/", f"{sys.executable} is Python 3.7.1; expected 3.10 or newer"),
