@@ -132,9 +132,12 @@ def unknown_type(name: str, types: Iterable[str]) -> str:
     near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3)]
     first = _FOREIGN_NAMES.get(name.lower()) or lowered.get(name.lower()) or nearest(name, names)
     near = list(dict.fromkeys([first, *near])) if first else near
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    if not near:  # the long list would hide the flag
+        known = ", ".join(names)
+        return f"unknown layer type '{name}'; for a type of your own see --import; known: {known}"
     also = f"similar: {', '.join(near[1:])}; " if len(near) > 1 else ""
-    return f"unknown layer type '{name}'; {hint} ({also}for a type of your own see --import)"
+    hint = f"did you mean '{near[0]}'? ({also}for a type of your own see --import)"
+    return f"unknown layer type '{name}'; {hint}"
 
 
 def add_working_directory() -> None:

@@ -30,7 +30,10 @@ def test_a_taken_name_is_refused() -> None:
     [
         ("Convolutoin", r"unknown layer type 'Convolutoin'; did you mean 'Convolution'\?"),
         ("relu", r"did you mean 'ReLU'\?"),
-        ("Qqqqqq", r"unknown layer type 'Qqqqqq'; known: .*Softmax"),
+        (
+            "Qqqqqq",
+            r"unknown layer type 'Qqqqqq'; for a type of your own see --import; known: .*Softmax",
+        ),
         ("RegionLoss", "unknown layer type 'RegionLoss'"),
         ("", "has no type"),
     ],
