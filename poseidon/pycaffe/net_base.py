@@ -23,6 +23,7 @@ from poseidon.caffe.layers.sources import Input
 from poseidon.caffe.proto.caffe_pb2 import NetState
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.errors import DataError, PoseidonError
+from poseidon.pycaffe.debug import DebugLog
 from poseidon.pycaffe.graph import build
 from poseidon.pycaffe.mode import next_context
 from poseidon.pycaffe.nodes import LayerNode
@@ -116,6 +117,7 @@ class NetBase:
         ]
         self.outputs = [name for name, _ in built.compiled.plan.outputs]
         self._callbacks: dict[str, list[Callback]] = {}
+        self._set_debug_info(built.compiled.definition.param.debug_info)
 
     @cached_property
     def bottom_names(self) -> OrderedDict[str, list[str]]:
@@ -150,6 +152,12 @@ class NetBase:
         """Register `callback(layer_index)` to be called after the backward pass of each layer."""
         self._callbacks.setdefault("after_backward", []).append(callback)
 
+    def _set_debug_info(self, on: bool) -> None:
+        """Log the mean absolute values of all blobs in every pass, or do not."""
+        self._debug = (
+            DebugLog(self._built) if on and self._built.compiled.context.rank == 0 else None
+        )
+
     def _forward(self, start: int, end: int) -> float:
         """Run layers by index, inclusive. Return their contribution to the loss."""
         prepare_thread()
@@ -157,6 +165,8 @@ class NetBase:
         for index in range(start, end + 1):
             self._call("before_forward", index)
             loss += self._guarded(index, self._built.nodes[index].forward)
+            if self._debug is not None:
+                self._debug.forward(index)
             self._call("after_forward", index)
         return loss
 
@@ -168,6 +178,8 @@ class NetBase:
             node = self._built.nodes[index]
             if node.flags.backward:
                 self._guarded(index, node.backward)
+            if self._debug is not None:
+                self._debug.backward(index)
             self._call("after_backward", index)
 
     @property

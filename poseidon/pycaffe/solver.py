@@ -243,6 +243,9 @@ class Solver:
             self.test_all()
         for on_start, _ in self._callbacks:
             on_start()
+        shows = settings.shows(self.iter)
+        if settings.param.debug_info:
+            self.net._set_debug_info(shows)
         self._contributions.begin()
         numbers = self._contributions.own
         losses = [
@@ -250,7 +253,7 @@ class Solver:
             for net, number in zip(self.nets, numbers, strict=True)
         ]
         self._log.add(sum(losses) / len(losses))
-        if settings.shows(self.iter):
+        if shows:
             LOG.on_train(self._log.record(self.nets, self.iter, self.lr))
         for _, on_gradients_ready in self._callbacks:
             on_gradients_ready()

@@ -118,10 +118,10 @@ class DebugTrace:
         self._diffs.clear()
         data = [parameter.detach() for parameter in self._parameters]
         diffs = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        self._write(all_params(*_norms(data), *_norms(diffs)))
+        self._write(all_params(*norms(data), *norms(diffs)))
 
 
-def _norms(tensors: Sequence[Tensor]) -> tuple[float, float]:
+def norms(tensors: Sequence[Tensor]) -> tuple[float, float]:
     """Return the L1 and L2 norms over all tensors."""
     absolute = sum(float(tensor.abs().sum()) for tensor in tensors)
     squares = sum(float(tensor.double().square().sum()) for tensor in tensors)
