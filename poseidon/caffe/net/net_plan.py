@@ -157,10 +157,14 @@ class _Planner:
         return slot
 
     def _later(self, name: str) -> str:
-        """Return a hint if a later layer produces the blob, else an empty string."""
+        """Return a hint if a later layer produces the blob, or one that is left out, else an empty
+        string.
+        """
         for later in self.definition.param.layer[len(self.steps) + 1 :]:
             if name in later.top:
                 return f" (layer '{later.name}', which produces it, is later in the file; expected before)"
+        if name in self.definition.left_out:
+            return " (a layer produces it in a different phase, stage or level)"
         return ""
 
     def _top_count(self, param: LayerParameter, kind: type[Layer]) -> int:

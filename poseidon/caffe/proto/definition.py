@@ -55,12 +55,14 @@ class NetDefinition:
         source: the file, or another name for the origin of the text.
         layer_lines: the line of each layer of `param`, from 1; empty if unknown.
         folder: the folder of the file, for relative paths in it.
+        left_out: the tops of layers that `filter_net` has left out.
     """
 
     param: NetParameter
     source: str
     layer_lines: tuple[int, ...]
     folder: Path
+    left_out: frozenset[str] = frozenset()
 
     def error(self, layer: int | str, message: str) -> DefinitionError:
         """Return an error about one layer, with file, line, the layer's name and its type.
@@ -103,7 +105,7 @@ class NetDefinition:
         del param.layer[:]
         param.layer.extend(self.param.layer[index] for index in kept)
         lines = tuple(self.layer_lines[index] for index in kept) if self.layer_lines else ()
-        return NetDefinition(param=param, source=self.source, layer_lines=lines, folder=self.folder)
+        return replace(self, param=param, layer_lines=lines)
 
     def _index(self, layer: int | str) -> int | None:
         if isinstance(layer, int):
@@ -523,10 +525,10 @@ def filter_net(definition: NetDefinition, state: NetState) -> NetDefinition:
             raise definition.error(
                 index, "has both include and exclude rules; expected rules of one kind"
             )
-    kept = [
-        index for index, layer in enumerate(definition.param.layer) if is_included(layer, state)
-    ]
-    return definition.with_layers(kept)
+    layers = definition.param.layer
+    kept = [index for index, layer in enumerate(layers) if is_included(layer, state)]
+    tops = {top for layer in layers if not is_included(layer, state) for top in layer.top}
+    return replace(definition.with_layers(kept), left_out=definition.left_out | tops)
 
 
 def _meets_any(state: NetState, rules: Iterable[NetStateRule]) -> bool:

@@ -34,6 +34,17 @@ WRONG = {
         FLAT + layer("ReLU", "z", "y") + layer("ReLU", "x", "z", name="after"),
         "(layer 'after', which produces it, is later in the file; expected before)",
     ),
+    "bottom made in another phase": (
+        layer(
+            "DummyData",
+            "",
+            "x",
+            "include { phase: TEST } dummy_data_param { shape { dim: 2 } }",
+            name="d",
+        )
+        + layer("ReLU", "x", "y"),
+        "unknown bottom 'x' (a layer produces it in a different phase, stage or level)",
+    ),
     "top made twice": (
         FLAT + layer("ReLU", "x", "y", name="r") + layer("ReLU", "x", "y"),
         "top 'y' is already produced by layer 'r', expected a new name",
