@@ -39,7 +39,6 @@ with collector_paused():  # torch is among them
     from ps_server.errors import ServerError, SpecError, as_server_error, visible
     from ps_server.json_fields import value_of
     from ps_server.keys import read_keyring
-    from ps_server.link_load import sending_s
     from ps_server.meters import StallMeter
     from ps_server.network import ShardDocument
     from ps_server.numerics import prepare_process
@@ -47,6 +46,7 @@ with collector_paused():  # torch is among them
     from ps_server.protocol.shard import Shard
     from ps_server.rounds import Rounds
     from ps_server.server import MAX_TOKEN_BYTES, Server
+    from ps_server.statistics import sending_s
     from ps_server.trace import NO_TRACE, Trace, Tracer
     from ps_server.transport.zmq_sockets import ZmqServerTransport
 

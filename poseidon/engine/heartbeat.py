@@ -20,7 +20,7 @@ import torch
 from poseidon.engine.own_time import WAITED
 from poseidon.exchange.device import used_memory
 from poseidon.exchange.observer import ObservedCall, Observer
-from ps_server.link_load import sending_s
+from ps_server.statistics import sending_s
 
 HEARTBEAT_S = 2.0
 

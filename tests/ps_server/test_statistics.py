@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.testbed import links
 from benchmarks.testbed.hosts import Hosts
-from ps_server.link_load import sending_s
+from ps_server.statistics import sending_s
 
 ROOT = Path(__file__).parents[2]
 SINK = """
@@ -27,7 +27,7 @@ with socket.create_server(("0.0.0.0", 7000)) as server:
 """
 SEND = """
 import json, socket, sys, time
-from ps_server.link_load import sending_s
+from ps_server.statistics import sending_s
 with socket.create_connection((sys.argv[1], 7000)) as link:
     for size, quiet_s in ((1_000, 1.0), (1_000_000, 0.0)):
         link.sendall(bytes(size))
