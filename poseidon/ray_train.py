@@ -27,7 +27,7 @@ from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, get_device
 
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.torch.ddp import modules_compared
+from poseidon.torch.ddp_replicas import modules_compared
 from poseidon.torch.process_group.backend import PoseidonGroup
 from poseidon.torch.process_group.functions import groups_of_job, initialize, register
 from poseidon.torch.process_group.mesh import Mesh

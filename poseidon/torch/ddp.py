@@ -15,8 +15,8 @@ Laws:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeGuard
 from weakref import ref
 
@@ -31,14 +31,8 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
-from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.turns import stacked
-from poseidon.torch.ddp_replicas import (
-    ComparedModule,
-    DdpReplicas,
-    has_hook,
-    reduced_parameters,
-)
+from poseidon.torch.ddp_replicas import DdpReplicas, each_made, has_hook, reduced_parameters
 from poseidon.torch.divided_reducer import reduced_between_hosts
 from poseidon.torch.masters import TYPES
 from poseidon.torch.process_group.functions import (
@@ -47,7 +41,6 @@ from poseidon.torch.process_group.functions import (
     initialize,
     make_default_group,
     refusal,
-    replaced,
 )
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.tensors import looked_up
@@ -305,29 +298,6 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
         context.reducers.append(BucketReducer(module, context))
 
 
-def modules_compared(options: ExchangeOptions) -> AbstractContextManager[None]:
-    """Compare the replicas of each DistributedDataParallel that is made inside the block, where the
-    process group of the workers reduces it.
-
-    Args:
-        options: how often, and what a difference does.
-    """
-    return _each_made(lambda module: ComparedModule(module, options))
-
-
-def _each_made(
-    use: Callable[[DistributedDataParallel], object],
-) -> AbstractContextManager[None]:
-    """Use each DistributedDataParallel that is made inside the block."""
-    construct = DistributedDataParallel.__init__
-
-    def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
-        construct(self, *arguments, **named)
-        use(self)
-
-    return replaced(DistributedDataParallel, "__init__", make)
-
-
 @contextmanager
 def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[ExitStack]:
     """Let a script of DistributedDataParallel that runs inside the block be part of a job.
@@ -341,7 +311,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[ExitStack]:
     """
     with ExitStack() as undo:
         undo.enter_context(groups_of_job(make_default_group(mesh)))
-        undo.enter_context(_each_made(lambda module: reduce_by_exchange(module, context)))
+        undo.enter_context(each_made(lambda module: reduce_by_exchange(module, context)))
         undo.enter_context(reduced_between_hosts(context))
         yield undo
 

@@ -13,6 +13,7 @@ script has asked it not to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import ref
 
@@ -25,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from poseidon.exchange.module_hooks import OfOneModule
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import ReplicaCheck, checksums
+from poseidon.torch.process_group.functions import replaced
 
 
 def reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Parameter]:
@@ -174,3 +176,26 @@ class ComparedModule:
         distributed.all_gather(parts, padded, group=self._group)
         pairs = zip(parts, lengths, strict=True)
         return [part[: int(length)].numpy().tobytes() for part, length in pairs]
+
+
+def modules_compared(options: ExchangeOptions) -> AbstractContextManager[None]:
+    """Compare the replicas of each DistributedDataParallel that is made inside the block, where the
+    process group of the workers reduces it.
+
+    Args:
+        options: how often, and what a difference does.
+    """
+    return each_made(lambda module: ComparedModule(module, options))
+
+
+def each_made(
+    use: Callable[[DistributedDataParallel], object],
+) -> AbstractContextManager[None]:
+    """Use each DistributedDataParallel that is made inside the block."""
+    construct = DistributedDataParallel.__init__
+
+    def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
+        construct(self, *arguments, **named)
+        use(self)
+
+    return replaced(DistributedDataParallel, "__init__", make)

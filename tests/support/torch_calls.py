@@ -765,7 +765,7 @@ def gathering(folder: Path, rank: int, size: int) -> Callable[[str], list[str]]:
 def join_alone(folder: Path) -> None:
     """Make the process group as `poseidon.ray_train` does: without a launcher of Poseidon."""
     from poseidon.exchange.options import DEFAULT_OPTIONS
-    from poseidon.torch.ddp import modules_compared
+    from poseidon.torch.ddp_replicas import modules_compared
     from poseidon.torch.process_group.functions import groups_of_job, initialize, register
     from poseidon.torch.process_group.mesh import Mesh
     from ps_server.network import Network

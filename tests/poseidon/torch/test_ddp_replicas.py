@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from poseidon.errors import JobError
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.exchange.replicas import ReplicaCheck
-from poseidon.torch.ddp import modules_compared
-from poseidon.torch.ddp_replicas import DdpReplicas, reduced_parameters
+from poseidon.torch.ddp_replicas import DdpReplicas, modules_compared, reduced_parameters
 from poseidon.torch.process_group.functions import initialize, register
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server.network import Network
