@@ -208,21 +208,22 @@ class Trainer:
             if tests and self._testers and not self._test():
                 return True
             began_s = time.perf_counter()
-            self._step()
+            self._step(self.iteration)
+            finished = self.iteration
             if memory is not None:
                 memory.follow(time.perf_counter() - began_s)
             self._display.show(wait=False)  # also what precedes a snapshot that is complete now
-            stops = control.is_asked_to_stop(self.iteration)
-            if control.is_asked_for_snapshot(self.iteration) or solver.saves(self.iteration):
-                ends = self.iteration >= solver.max_iter or stops
-                self._snapshot(ends=ends, last=ends and not solver.saves_at_end(self.iteration))
-            if self._check.is_due(self.iteration):  # not after a snapshot, which has compared
+            stops = control.is_asked_to_stop(finished)
+            if control.is_asked_for_snapshot(finished) or solver.saves(finished):
+                ends = finished >= solver.max_iter or stops
+                self._snapshot(ends=ends, last=ends and not solver.saves_at_end(finished))
+            if self._check.is_due(finished):  # not after a snapshot, which has compared
                 self._compare_replicas()
             if stops:
                 return True
-            if memory is not None and self.iteration < solver.max_iter:
-                regroups = control.is_asked_to_regroup(self.iteration)
-                if regroups or memory.is_due(self.iteration):
+            if memory is not None and finished < solver.max_iter:
+                regroups = control.is_asked_to_regroup(finished)
+                if regroups or memory.is_due(finished):
                     self._keep_in_memory(memory)
                 if regroups:
                     self._display.show(wait=True)
@@ -244,14 +245,13 @@ class Trainer:
 
         memory.begin(self.iteration, copy)
 
-    def _step(self) -> None:
+    def _step(self, iteration: int) -> None:
         solver, own_time = self._replica.settings, self._settings.own_time
         if solver.param.snapshot_diff:
             self._on(LoopEvent.SETTLE)
             self._checkpoint.before = self._replica.values()
         if own_time is not None:
             own_time.begin()
-        iteration = self.iteration
         self._on(LoopEvent.FORWARD)
         if solver.param.debug_info:
             self._replica.train.set_debug_info(solver.shows(iteration))
