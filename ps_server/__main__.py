@@ -36,10 +36,11 @@ from urllib.parse import urlsplit
 from ps_server.process_environment import collector_paused
 
 with collector_paused():  # torch is among them
-    from ps_server.errors import ServerError, SpecError, as_server_error, visible
+    from ps_server.errors import ServerError, SpecError, visible
     from ps_server.json_fields import value_of
     from ps_server.keys import read_keyring
     from ps_server.meters import StallMeter
+    from ps_server.monitor import owned_thread
     from ps_server.network import ShardDocument
     from ps_server.numerics import prepare_process
     from ps_server.protocol.settings import MAX_WORKERS
@@ -182,21 +183,19 @@ class Reporter:
     def start_heartbeat(self, rounds: Rounds) -> None:
         """Report statistics, which are heartbeats too, every few seconds until `close`."""
         self._rounds = rounds
-        self._thread = threading.Thread(target=self._beat, name="ps-alive", daemon=True)
+        failed = rounds.failing("reporting to the launcher failed")
+        self._thread = owned_thread("ps-alive", self._beat, failed)
         self._thread.start()
 
     def _beat(self) -> None:
         assert self._rounds is not None
         due_s = time.monotonic() + ALIVE_S
-        try:
-            while not self._stall.sleep(self._over):
-                if time.monotonic() < due_s:
-                    continue
-                due_s = time.monotonic() + ALIVE_S
-                if self._rounds.moves():  # a shard that hangs sends no heartbeat
-                    self.report_statistics()
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._rounds.fail(as_server_error(error, "reporting to the launcher failed"))
+        while not self._stall.sleep(self._over):
+            if time.monotonic() < due_s:
+                continue
+            due_s = time.monotonic() + ALIVE_S
+            if self._rounds.moves():  # a shard that hangs sends no heartbeat
+                self.report_statistics()
 
     def report_statistics(self) -> None:
         """Report what the shard has done so far."""
@@ -216,25 +215,22 @@ def _follow_launcher(rounds: Rounds, reporter: Reporter, trace: ShardTrace) -> N
     """Listen once more, pause, continue and stop at the launcher's commands; when it has gone (its
     end of the pipe closes), stop once the workers send nothing.
     """
-    try:
-        for line in sys.stdin:
-            command = _command(line)
-            if command.get("do") == "listen":
-                reporter.report("listening", address=rounds.listen(), round=command.get("round"))
-            if command.get("do") == "pause":
-                rounds.pause()
-                reporter.report("paused", snapshot=None)
-            if command.get("do") == "go_on":
-                document = _from_document(command.get("document"))
-                trace.open(document)
-                address = rounds.go_on(partial(_server, document, trace.tracer))
-                reporter.report("listening", address=address, round=0)
-            if command.get("do") == "stop":
-                rounds.stop()
-                return
-        rounds.stop_when_idle(ORPHAN_IDLE_S)
-    except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-        rounds.fail(as_server_error(error, "reading the launcher's commands failed"))
+    for line in sys.stdin:
+        command = _command(line)
+        if command.get("do") == "listen":
+            reporter.report("listening", address=rounds.listen(), round=command.get("round"))
+        if command.get("do") == "pause":
+            rounds.pause()
+            reporter.report("paused", snapshot=None)
+        if command.get("do") == "go_on":
+            document = _from_document(command.get("document"))
+            trace.open(document)
+            address = rounds.go_on(partial(_server, document, trace.tracer))
+            reporter.report("listening", address=address, round=0)
+        if command.get("do") == "stop":
+            rounds.stop()
+            return
+    rounds.stop_when_idle(ORPHAN_IDLE_S)
 
 
 def _command(line: str) -> dict[str, Any]:
@@ -290,13 +286,9 @@ def main(arguments: list[str] | None = None) -> int:
             if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
                 signal.signal(signal.SIGTERM, lambda *_: rounds.stop())
             if document.supervised:
-                follow = threading.Thread(
-                    target=_follow_launcher,
-                    args=(rounds, reporter, trace),
-                    name="ps-stdin",
-                    daemon=True,
-                )
-                follow.start()
+                follow = partial(_follow_launcher, rounds, reporter, trace)
+                failed = rounds.failing("reading the launcher's commands failed")
+                owned_thread("ps-stdin", follow, failed).start()
                 reporter.start_heartbeat(rounds)
             gc.freeze()  # imported modules stay: the collector need not traverse them again
             rounds.wait(stays=document.supervised)

@@ -1,5 +1,5 @@
 """State that threads share, and waiting for it: a monitor, a lock with threads that
-wait under it (Hoare, CACM 17(10), 1974).
+wait under it (Hoare, CACM 17(10), 1974); and threads that hand what ends them to their owner.
 
 Laws:
 
@@ -146,6 +146,24 @@ class Monitor:
     def _wake_all(self) -> None:
         for waiter in self._waiting:
             waiter.wake()
+
+
+def owned_thread(
+    name: str, work: Callable[[], object], failed: Callable[[Exception], object]
+) -> threading.Thread:
+    """Return a daemon thread that does the work once it is started.
+
+    Args:
+        failed: takes what the work raises, on the same thread.
+    """
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame
+            failed(error)
+
+    return threading.Thread(target=run, name=name, daemon=True)
 
 
 class _Waiter(Generic[T]):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ps_server.errors import as_server_error
 from ps_server.meters import ClientMeter
-from ps_server.monitor import Monitor
+from ps_server.monitor import Monitor, owned_thread
 from ps_server.protocol.frames import decode
 from ps_server.protocol.messages import Addressed, Leave, MemoryAnswer, Message, Push, Value
 from ps_server.protocol.schedule import PACKET_BYTES, PACKET_IN_MEMORY_BYTES, LinkPriority, Schedule
@@ -64,9 +63,7 @@ class Pump:
         self._waiting_bytes = 0
         """Of pushes that wait for others; from `PACKET_IN_MEMORY_BYTES` on all is sent."""
         self._link = LinkPriority()
-        self._thread = threading.Thread(
-            target=self._run, name=f"ps-client-{session.seat.rank}", daemon=True
-        )
+        self._thread = owned_thread(f"ps-client-{session.seat.rank}", self._run, self._fail)
 
     def start(self) -> None:
         """Start the thread."""
@@ -122,13 +119,12 @@ class Pump:
                 self._transport.wake()
 
     def _run(self) -> None:
-        try:
-            for _ in self.steps():
-                pass
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._monitor.fail(
-                as_server_error(error, f"the connection of worker {self.session.seat.rank} failed")
-            )
+        for _ in self.steps():
+            pass
+
+    def _fail(self, error: Exception) -> None:
+        what = f"the connection of worker {self.session.seat.rank} failed"
+        self._monitor.fail(as_server_error(error, what))
 
     def steps(self) -> Iterator[float]:
         """Move messages until the monitor is closed; yield before each wait for messages the most

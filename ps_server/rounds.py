@@ -59,7 +59,7 @@ class Rounds:
         try:
             server.serve()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `wait` raises the error
-            self.fail(as_server_error(error, "serving the workers failed"))
+            self.failing("serving the workers failed")(error)
         finally:
             with self._changed:
                 self._running.remove(server)
@@ -97,14 +97,11 @@ class Rounds:
             ServerError: what `fail` was given, or has ended a round.
         """
         with self._changed:
-            while self._running or (stays and not (self._stopping or self._is_orphan)):
+            # an orphan, which has a limit, is not told to stop
+            while self._running or (stays and not self._stopping and self._idle_limit_s is None):
                 self._changed.wait(POLL_S)
         if self._failure is not None:
             raise self._failure
-
-    @property
-    def _is_orphan(self) -> bool:
-        return self._idle_limit_s is not None
 
     def moves(self) -> bool:
         """Return whether every round that runs has received since the last call."""
@@ -135,11 +132,15 @@ class Rounds:
                 server.stop_when_idle(limit_s)
             self._changed.notify_all()
 
-    def fail(self, error: ServerError) -> None:
-        """Let `wait` raise an error soon. Any thread may call it."""
-        with self._changed:
-            self._failure = self._failure or error
-            self.stop()
+    def failing(self, what: str) -> Callable[[Exception], None]:
+        """Return what lets `wait` raise an error soon. Any thread may call it."""
+
+        def fail(error: Exception) -> None:
+            with self._changed:
+                self._failure = self._failure or as_server_error(error, what)
+                self.stop()
+
+        return fail
 
     def stop(self) -> None:
         """Let `wait` return soon. Any thread, and the handler of a signal, may call it."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 import hmac
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ import msgpack
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
-from ps_server.monitor import Monitor
+from ps_server.monitor import Monitor, owned_thread
 from ps_server.network import Network
 from ps_server.protocol.schedule import LinkPriority
 from ps_server.shared_memory import is_local
@@ -270,7 +269,8 @@ class WorkerLinks:
         self._addresses: Sequence[str] = ()
         self._ranks: dict[bytes, int] = {}
         self._lost_s: dict[int, float] = {}
-        self._thread = threading.Thread(target=self._pump, name=name, daemon=True)
+        what = f"the connections of {network.name(network.rank)} to the others failed"
+        self._thread = owned_thread(name, self._run, lambda e: self.fail(as_server_error(e, what)))
 
     @property
     def address(self) -> str:
@@ -378,17 +378,9 @@ class WorkerLinks:
         with self._monitor:
             self._out.free()
 
-    def _pump(self) -> None:
-        try:
-            for _ in self.steps():
-                pass
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self.fail(
-                as_server_error(
-                    error,
-                    f"the connections of {self._network.name(self._network.rank)} to the others failed",
-                )
-            )
+    def _run(self) -> None:
+        for _ in self.steps():
+            pass
 
     def steps(self) -> Iterator[float]:
         """Move messages until all has been sent after `leave`; yield before each wait for messages

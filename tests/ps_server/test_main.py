@@ -6,8 +6,8 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 from ps_server import Client, StoreSpec, TableSpec
 from ps_server.__main__ import Reporter, ShardTrace, _follow_launcher, main, parse
 from ps_server.errors import PeerLost, ServerError, SpecError
+from ps_server.monitor import owned_thread
 from ps_server.network import Network
 from ps_server.protocol.shard import Shard
 from ps_server.rounds import Rounds
@@ -225,7 +226,10 @@ def test_commands_that_cannot_be_read_end_the_shard(
     monkeypatch: pytest.MonkeyPatch, rounds: Rounds
 ) -> None:
     monkeypatch.setattr("sys.stdin", Unreadable())
-    thread = threading.Thread(target=_follow_launcher, args=(rounds, Reporter(), ShardTrace()))
+    follow = partial(_follow_launcher, rounds, Reporter(), ShardTrace())
+    thread = owned_thread(
+        "commands", follow, rounds.failing("reading the launcher's commands failed")
+    )
     thread.start()
     with pytest.raises(
         ServerError, match=r"^reading the launcher's commands failed: UnicodeDecodeError"

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
-from ps_server.monitor import Monitor
+from ps_server.monitor import Monitor, owned_thread
 
 T = TypeVar("T")
 
@@ -166,3 +166,13 @@ def test_a_question_may_take_the_lock() -> None:
 
     with shared:
         assert shared.wait_for(question, "") == 1
+
+
+def test_what_ends_a_thread_is_given_to_its_owner() -> None:
+    found: list[Exception] = []
+    for work in (lambda: {}["missing"], list):
+        thread = owned_thread("owned", work, found.append)
+        thread.start()
+        thread.join()
+        assert (thread.name, thread.daemon) == ("owned", True)
+    assert [type(error) for error in found] == [KeyError]

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from poseidon.exchange import serial_executor, worker_links
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import rebuilding
-from poseidon.exchange.host import state, unix_wire
+from poseidon.exchange.host import unix_wire
 from poseidon.exchange.observer import TransitTimes
 from ps_server import monitor, pump
-from ps_server.errors import ServerError, as_server_error
 from ps_server.keys import Keyring
+from ps_server.monitor import owned_thread
 from tests.simulation.launcher import Primitives
 from tests.simulation.network import ADDRESS, End, Fabric, SimulatedClient, SimulatedWire
 from tests.simulation.processes import Process
@@ -59,7 +58,7 @@ class _LoopThread:
         primitives: Primitives,
         process: Process,
         steps: Callable[[], Iterator[float]],
-        fail: Callable[[ServerError], None],
+        fail: Callable[[Exception], object],
         ends: Sequence[End],
     ) -> None:
         self.ident: int | None = None
@@ -82,7 +81,7 @@ class _LoopThread:
         self._primitives.wait(lambda: self._over, None)
 
     def _failed(self, error: Exception) -> None:
-        self._fail(as_server_error(error, "the connection failed"))
+        self._fail(error)
         self._ended()
 
     def _ended(self) -> None:
@@ -105,30 +104,28 @@ def stand_ins(
         wire_of: returns the wire of the process that runs.
     """
 
-    def pump_thread(target: Any, **_: object) -> _LoopThread:
-        process, moved = primitives.current, target.__self__
-        end = wire_of(process).of_shards
+    def pump_thread(name: str, work: Any, failed: Callable[[Exception], object]) -> _LoopThread:
+        process, end = primitives.current, wire_of(primitives.current).of_shards
         assert end is not None
-        return _LoopThread(primitives, process, moved.steps, moved._monitor.fail, [end])
+        return _LoopThread(primitives, process, work.__self__.steps, failed, [end])
 
-    def links_thread(target: Any, **_: object) -> Any:
-        moved = target.__self__
+    def links_thread(name: str, work: Any, failed: Callable[[Exception], object]) -> Any:
+        moved = work.__self__
         wire = moved._out.wire
         if isinstance(wire, unix_wire.UnixWire):
             primitives.current.on_death.append(lambda silent: _forget_file(wire))
-            return primitives.threading.Thread(target=target)
-        return _LoopThread(
-            primitives, primitives.current, moved.steps, moved.fail, [wire.listening, wire.sending]
-        )
+            return owned_thread(name, work, failed)
+        ends = [wire.listening, wire.sending]
+        return _LoopThread(primitives, primitives.current, moved.steps, failed, ends)
 
     clock, now_ns = primitives.world.clock, primitives.time.perf_counter_ns
-    threaded = (monitor, rebuilding, unix_wire, state, serial_executor)
+    threaded = (monitor, rebuilding, unix_wire, serial_executor)
     return [
         *((module, "threading", primitives.threading) for module in threaded),
         *((module, "time", primitives.time) for module in (monitor, unix_wire)),
         (serial_executor, "queue", primitives.queue),
-        (pump, "threading", SimpleNamespace(Thread=pump_thread)),
-        (worker_links, "threading", SimpleNamespace(Thread=links_thread)),
+        (pump, "owned_thread", pump_thread),
+        (worker_links, "owned_thread", links_thread),
         (unix_wire, "socket", UnixSockets(primitives)),
         (unix_wire, "selectors", SimulatedSelectors(primitives)),
         (

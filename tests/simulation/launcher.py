@@ -109,6 +109,7 @@ class Primitives:
                     stack.enter_context(patch.object(module, name, getattr(self, name)))
             for module in (remote, remote_process, questions, loop):
                 stack.enter_context(patch.object(module, "threading", self.launcher_threading))
+            stack.enter_context(patch.object(remote, "owned_thread", lambda *_: _Thread()))
             stack.enter_context(patch.object(site, "for_each_host", _one_after_the_other))
             stack.enter_context(patch.object(site, "close_agents", _close_all))
             stack.callback(lambda: [thread.close() for thread in self.world.threads])

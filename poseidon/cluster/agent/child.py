@@ -34,6 +34,7 @@ from poseidon.cluster.events import decode_line
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, creation
 from poseidon.cluster.python_command import module_folders
 from poseidon.errors import JobError, limit_reached
+from ps_server.monitor import owned_thread
 
 # A longer event is cut: a process that writes without line ends must not fill our memory.
 MAX_LINE_BYTES = 1 << 20
@@ -264,13 +265,7 @@ class ChildProcess:
         self._waiter.join(2 * WRITER_S)
 
     def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - the listener is the owner
-                self._fail(role, error)
-
-        return threading.Thread(target=run, name=f"poseidon {self.name.short} {role}", daemon=True)
+        return owned_thread(f"poseidon {self.name.short} {role}", work, partial(self._fail, role))
 
     def _signal(self, number: int) -> None:
         with self._lock:
@@ -297,18 +292,15 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._status = status = self._child.wait()
-        self._end_writer()
-        for reader in self._readers:
-            reader.join()
-        self._ended.set()
-        self._listener.exited(self.name, status)
-
-    def _end_writer(self) -> None:
         # With its reader dead, a blocked write has failed; an idle writer waits for the queue. A
         # full queue belongs to a writer that has already ended.
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._writer.join(WRITER_S)
+        for reader in self._readers:
+            reader.join()
+        self._ended.set()
+        self._listener.exited(self.name, status)
 
     def _write_lines(self) -> None:
         stream = _pipe(self._child.stdin)

@@ -42,6 +42,7 @@ from poseidon.cluster.process import OutputStream, creation
 from poseidon.errors import JobError, PoseidonError, limit_reached
 from poseidon.version import __version__
 from ps_server.json_fields import fields_of, value_of
+from ps_server.monitor import owned_thread
 
 HELLO_S = 60.0
 LOOPBACK = "127.0.0.1"
@@ -308,14 +309,11 @@ class Agent:
                 return
 
     def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - `serve` is the owner: it ends
-                print(f"poseidon agent: {role}: {type(error).__name__}: {error}", file=sys.stderr)
-                self._connection.lost.set()
+        def failed(error: Exception) -> None:
+            print(f"poseidon agent: {role}: {type(error).__name__}: {error}", file=sys.stderr)
+            self._connection.lost.set()  # `serve` ends
 
-        return threading.Thread(target=run, name=f"poseidon agent {role}", daemon=True)
+        return owned_thread(f"poseidon agent {role}", work, failed)
 
 
 _SERVICES: Mapping[m.Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, object]]] = {

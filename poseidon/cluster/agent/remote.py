@@ -32,6 +32,7 @@ from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError, PoseidonError, printable
 from poseidon.version import __version__
 from ps_server.json_fields import fields_of, value_of
+from ps_server.monitor import owned_thread
 
 HEARTBEAT_S = 2.0
 MAX_QUEUED = 1000
@@ -360,13 +361,10 @@ class RemoteAgent:
         return question
 
     def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - the processes of the agent are the owners
-                self._lose(f"its connection failed: {type(error).__name__}: {error}")
+        def failed(error: Exception) -> None:
+            self._lose(f"its connection failed: {type(error).__name__}: {error}")
 
-        return threading.Thread(target=run, name=f"poseidon {self.label} {role}", daemon=True)
+        return owned_thread(f"poseidon {self.label} {role}", work, failed)
 
     def _request(self, request: m.Request) -> None:
         # A full queue belongs to a channel that carries nothing any more; its silence is about to

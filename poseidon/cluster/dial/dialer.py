@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from poseidon.cluster.agent.child import ChildSettings
 from poseidon.cluster.agent.host import Agent, AgentSettings
@@ -16,6 +17,7 @@ from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import format_problems
 from poseidon.errors import JobError
+from ps_server.monitor import owned_thread
 
 LOGGER = logging.getLogger("poseidon.cluster.dial")
 CLOSE_S = 10.0
@@ -116,15 +118,10 @@ def check_opened(outcomes: Mapping[int, RemoteAgent | JobError]) -> None:
 def close_agents(agents: Iterable[RemoteAgent]) -> None:
     """Close agents in parallel, within `CLOSE_S`: a dead host answers late. A failure is logged."""
 
-    def close(agent: RemoteAgent) -> None:
-        try:
-            agent.close()
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the others are closed all the same
-            LOGGER.warning("%s: closing the connection failed: %r", agent.label, error)
-
+    said = "%s: closing the connection failed: %r"
     threads = [
-        threading.Thread(target=close, args=(agent,), name="poseidon agent close", daemon=True)
-        for agent in set(agents)
+        owned_thread("poseidon agent close", each.close, partial(LOGGER.warning, said, each.label))
+        for each in set(agents)
     ]
     for thread in threads:
         thread.start()

@@ -34,6 +34,7 @@ from poseidon.cluster.python_command import (
 from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, shell_command
 from poseidon.cluster.ssh.handshake import close_transport, handshake
 from poseidon.errors import JobError, printable
+from ps_server.monitor import owned_thread
 
 LOGGER = logging.getLogger("poseidon.cluster.dial")
 TIMEOUTS = AgentTimeouts()
@@ -205,11 +206,10 @@ class _StderrTail:
 
     def __init__(self, channel: paramiko.Channel, label: str) -> None:
         self._stream = channel.makefile_stderr("rb", 1 << 16)
-        self._label = label
         self._kept: deque[str] = deque(maxlen=STDERR_LINES)
-        self._thread = threading.Thread(
-            target=self._read, name="poseidon agent stderr", daemon=True
-        )
+        said = "%s: the agent's standard error cannot be read: %r"
+        failed = partial(LOGGER.warning, said, label)  # the job does not depend on it
+        self._thread = owned_thread("poseidon agent stderr", self._read, failed)
         self._thread.start()
 
     def last_line(self) -> str:
@@ -218,14 +218,10 @@ class _StderrTail:
         return next((line for line in reversed(self._kept) if line.strip()), "")
 
     def _read(self) -> None:
-        try:
+        with suppress(OSError):  # the connection was closed
             while line := self._stream.readline(1 << 16):
                 raw = line.encode() if isinstance(line, str) else bytes(line)
                 self._kept.append(raw.rstrip().decode("utf-8", errors="backslashreplace"))
-        except OSError:
-            pass  # the connection was closed
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job does not depend on this
-            LOGGER.warning("%s: the agent's standard error cannot be read: %r", self._label, error)
 
 
 def _close_all(transports: Sequence[paramiko.Transport]) -> None:

@@ -6,11 +6,10 @@ next iteration, and no piece changes without its contribution.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 
 import msgpack
 import numpy as np
@@ -29,6 +28,7 @@ from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import HostPieces
 from ps_server import RemoteProtocolError
 from ps_server.collection import Coming
+from ps_server.monitor import owned_thread
 from ps_server.transport.base import Buffer
 
 FIRST = -1
@@ -109,21 +109,17 @@ class HostState(UnitedState):
     def answer(self, sender: int, number: int, what: What) -> None:
         """Answer a question of another worker. Called by the owner's thread."""
         if what is What.KEEP:
-            kept = self._inner.keep({})
+            send = partial(self._send_kept, sender, number, self._inner.keep({}))
             self._group.send([sender], "Kept", number)
-            threading.Thread(
-                target=self._send_kept, args=(sender, number, kept), name="kept-state", daemon=True
-            ).start()
+            failed = self._group.peers.failing("the state did not come")
+            owned_thread("kept-state", send, failed).start()
         else:
             send_state(self._group, sender, number, {}, self._inner.held_back())
 
     def _send_kept(self, sender: int, number: int, coming: Coming[KeptHistories]) -> None:
-        try:
-            kept = coming.result()
-            histories = {self._pieces.own[place]: own for place, own in kept.histories.items()}
-            send_state(self._group, sender, number, histories, kept.held_back)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: all workers get the error
-            self._group.peers.failing("the state did not come")(error)
+        kept = coming.result()
+        histories = {self._pieces.own[place]: own for place, own in kept.histories.items()}
+        send_state(self._group, sender, number, histories, kept.held_back)
 
     def keep(self, into: Mapping[int, History]) -> Coming[KeptHistories]:
         asked, kept = self._ask(What.KEEP), self._inner.keep({})

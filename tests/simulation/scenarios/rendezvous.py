@@ -28,6 +28,7 @@ from poseidon.cluster.dial.tasks import Rendezvous, run_task
 from poseidon.cluster.doctor import probe
 from poseidon.errors import JobError
 from poseidon.version import __version__
+from ps_server import monitor
 from ps_server.errors import PeerLost
 from ps_server.transport.base import Frames
 from tests.simulation.launcher import STRETCH, Primitives
@@ -368,9 +369,9 @@ def _installed(run: Run) -> Iterator[None]:
     def no_handlers(agent: Agent) -> AbstractContextManager[list[int]]:
         return nullcontext([])
 
-    modules = (tasks, channel, agent_host, connection, remote, remote_process, questions, dialer)
+    of_agents = (agent_host, connection, remote, remote_process, questions, monitor)
     with contextlib.ExitStack() as stack:
-        for module in modules:
+        for module in (tasks, channel, dialer, *of_agents):
             for name in ("threading", "queue", "time"):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, getattr(primitives, name)))
