@@ -6,9 +6,7 @@ the client's monitor for as long as a look-up takes. All methods are safe to cal
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -30,7 +28,7 @@ from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.statistics import ClientStatistics
 from ps_server.trace import NO_TRACE, Tracer
 from ps_server.transport.base import ClientTransport
-from ps_server.transport.zmq_sockets import ZmqClientTransport
+from ps_server.transport.zmq_sockets import ZmqWire
 
 T = TypeVar("T")
 
@@ -95,14 +93,9 @@ class Client:
                 f"the store has {store.shards} shards, but {len(shards)} addresses were given; "
                 "give one for each shard"
             )
-        wire = network.wire
         limit = network.connect_limit([f"shard {shard}" for shard in range(store.shards)])
-        connect, now = (
-            (partial(ZmqClientTransport, limit=limit), time.monotonic)
-            if wire is None
-            else (wire.connect, wire.now)
-        )
-        log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, now())
+        wire = network.wire or ZmqWire(limit)
+        log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, wire.now())
         self._shared_memory = WorkerSharedMemory(
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
@@ -116,11 +109,11 @@ class Client:
         self._squares: dict[int, list[Sequence[float]]] = {}
         self._pump = Pump(
             Session(network.rank, store, network.token, log=log, table_clocks=table_clocks),
-            connect(shards, network.keys) if isinstance(shards, Sequence) else shards,
+            wire.connect(shards, network.keys) if isinstance(shards, Sequence) else shards,
             self._shared_memory,
             self._monitor,
             trace,
-            clock=now,
+            clock=wire.now,
         )
         self.rows = ClientRows(self._call, self._monitor, lambda: self._pump.session.rows)
         self._pump.start()

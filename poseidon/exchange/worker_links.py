@@ -29,15 +29,13 @@ import msgpack
 
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
-from ps_server.keys import Keyring
 from ps_server.monitor import Monitor, owned_thread
 from ps_server.network import Network
 from ps_server.protocol.schedule import LinkPriority
 from ps_server.shared_memory import is_local
 from ps_server.transport.base import Buffer, Frames, TrackedTransport
-from ps_server.transport.first_connections import ConnectLimit
 from ps_server.transport.retries import Retries
-from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+from ps_server.transport.zmq_sockets import ZmqWire
 
 VERSION = 1
 MAX_HEADER_BYTES = 1_024
@@ -76,34 +74,6 @@ class QueuedMessage(NamedTuple):
     frames: list[Buffer]
 
 
-class ZmqWire:
-    """The `Wire` over ZeroMQ.
-
-    Args:
-        limit: of the first connections; None: they are waited for.
-    """
-
-    near = False
-
-    def __init__(self, limit: ConnectLimit | None = None) -> None:
-        self._limit = limit
-
-    def listen(self, host: str, keys: Keyring | None) -> ZmqServerTransport:
-        return ZmqServerTransport(f"tcp://{host}:0", keys)
-
-    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> ZmqClientTransport:
-        return ZmqClientTransport(
-            addresses,
-            keys,
-            send_buffer_bytes=SEND_BUFFER_BYTES,
-            tracked=True,
-            limit=self._limit,
-        )
-
-    def now(self) -> float:
-        return time.monotonic()
-
-
 def join_message(rank: int, token: bytes) -> list[Buffer]:
     """Return the first message of a worker."""
     return [msgpack.packb([VERSION, "Join", rank, token])]
@@ -137,7 +107,7 @@ class SendQueues:
         self.boxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
         self._peers = {rank: peer for peer, rank in enumerate(self.others)}
         limit = network.connect_limit([network.name(rank) for rank in self.others])
-        self.wire = network.wire or ZmqWire(limit)
+        self.wire = network.wire or ZmqWire(limit, SEND_BUFFER_BYTES, tracked=True)
         self._monitor = monitor
         self._link = link
         self._on_sent = on_sent

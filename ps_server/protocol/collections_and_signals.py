@@ -35,14 +35,6 @@ class WorkerCollections:
         """The number of payloads that will come, by collection."""
         self._gathered: dict[int, tuple[bytes, ...]] = {}
 
-    def renewed(self) -> WorkerCollections:
-        """Return the collections of a session that continues on the same connections: numbers go
-        on.
-        """
-        collections = WorkerCollections(self._workers, whole=self._whole)
-        collections._next_tag = self._next_tag
-        return collections
-
     def contribute(self, payload: bytes, *, keeps: bool = True) -> m.Gather:
         """Contribute to the next collection.
 

@@ -181,9 +181,7 @@ class Session:
     def _followed_by(self, store: StoreSpec, table_clocks: bool) -> Session:
         session = Session(self.seat.rank, store, log=self.changes.log, table_clocks=table_clocks)
         session._hello = None
-        session.collections = {
-            whole: collections.renewed() for whole, collections in self.collections.items()
-        }
+        session.collections = self.collections  # numbers go on
         session.rows = self.rows
         session.signals = self.signals.renewed()
         return session

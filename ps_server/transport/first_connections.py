@@ -46,6 +46,7 @@ class FirstConnections:
     """
 
     def __init__(self, addresses: Sequence[str], limit: ConnectLimit | None, now: float) -> None:
+        self.addresses = addresses
         self._limit = limit
         self._missing = {} if limit is None else dict(enumerate(addresses))
         self._waited_s = 0.0

@@ -343,7 +343,6 @@ class ZmqClientTransport:
             ]
             self._losses = LossWatch(self._sockets)
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
-        self._addresses = tuple(addresses)
         self._first = FirstConnections(addresses, limit, time.monotonic())
         self._memory = SentMemory()
         self._sealed = _connecting_ends(keys, len(addresses)) if keys else []
@@ -443,7 +442,7 @@ class ZmqClientTransport:
 
     def describe_loss(self, shard: int) -> str:
         """Return a loss as a part of a sentence."""
-        return f"the connection to {self._addresses[shard]}: the process there has ended, or the network has failed"
+        return f"the connection to {self._first.addresses[shard]}: the process there has ended, or the network has failed"
 
     def blocks(self, shard: int) -> bool:
         if not self._agree(shard):
@@ -509,6 +508,40 @@ class ZmqClientTransport:
             socket.close(0 if hopeless else None)
         self._context.term()
         self._waker.close()
+
+
+class ZmqWire:
+    """The `Wire` over ZeroMQ.
+
+    Args:
+        limit, send_buffer_bytes, tracked: of ends that connect; see `ZmqClientTransport`.
+    """
+
+    near = False
+
+    def __init__(
+        self,
+        limit: ConnectLimit | None = None,
+        send_buffer_bytes: int = SEND_BUFFER_BYTES,
+        *,
+        tracked: bool = False,
+    ) -> None:
+        self._limit, self._send_buffer_bytes, self._tracked = limit, send_buffer_bytes, tracked
+
+    def listen(self, host: str, keys: Keyring | None) -> ZmqServerTransport:
+        return ZmqServerTransport(f"tcp://{host}:0", keys)
+
+    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> ZmqClientTransport:
+        return ZmqClientTransport(
+            addresses,
+            keys,
+            send_buffer_bytes=self._send_buffer_bytes,
+            tracked=self._tracked,
+            limit=self._limit,
+        )
+
+    def now(self) -> float:
+        return time.monotonic()
 
 
 def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer | zmq.Frame]) -> None:

@@ -57,12 +57,6 @@ def test_what_is_not_expected() -> None:
     assert not worker.expects(m.Gathered(1, (b"", b"")))
 
 
-def test_numbers_go_on_in_the_next_session() -> None:
-    worker = WorkerCollections(1)
-    worker.contribute(b"")
-    assert worker.renewed().contribute(b"").tag == 1
-
-
 def test_a_signal_counts_once_and_not_before_the_welcome() -> None:
     signals, stop = WorkerSignals(1).renewed(), m.Signal(m.SignalKind.STOP, 5)
     signals.welcome(0)

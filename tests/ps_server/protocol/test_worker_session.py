@@ -258,3 +258,8 @@ def test_clocks_of_tables_exclude_what_needs_one_clock(
     tables = (TableSpec(name="w", size=2, staleness=staleness),)
     with pytest.raises(SpecError, match="have staleness 0 and no limit"):
         Session(0, StoreSpec(workers=2, shards=1, tables=tables, **settings), table_clocks=True)  # type: ignore[arg-type]
+
+
+def test_numbers_of_collections_go_on_in_the_next_session() -> None:
+    first = session()
+    assert [first.gather(b"")[0], first.renewed(3).gather(b"")[0]] == [0, 1]
