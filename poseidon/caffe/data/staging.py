@@ -69,7 +69,7 @@ def staging(target: Path) -> Iterator[Staging]:
             left of another run is not this user's.
     """
     folder = _folder_for(target)
-    made_parent = not folder.parent.exists()
+    made = [parent for parent in folder.parents if not parent.exists()]
     lock = _lock(folder, target)
     try:
         if (folder / JOURNAL).exists():
@@ -81,9 +81,9 @@ def staging(target: Path) -> Iterator[Staging]:
         # them.
         if not (folder / JOURNAL).exists():
             shutil.rmtree(folder, ignore_errors=True)
-        if made_parent:
+        for parent in made:
             with suppress(OSError):  # not empty: it holds the result
-                folder.parent.rmdir()
+                parent.rmdir()
         os.close(lock)
 
 

@@ -44,7 +44,7 @@ def test_files_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_error_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), staging(tmp_path / "thing") as stage:
+    with pytest.raises(error), staging(tmp_path / "new" / "deep" / "thing") as stage:
         fill(stage, "a")
         raise error
     assert entries(tmp_path) == []
