@@ -226,8 +226,9 @@ def translated_writes(path: Path) -> Iterator[None]:
     try:
         yield
     except _WRITE_ERRORS as error:
-        why = leveldb.reason_of(error) if isinstance(error, leveldb.ERRORS) else error
-        raise DataError(f"{path} cannot be written: {why}") from error
+        why = leveldb.reason_of(error) if isinstance(error, leveldb.ERRORS) else str(error)
+        # without the number of an error of the system
+        raise DataError(f"{path} cannot be written: {why.partition('] ')[2] or why}") from error
 
 
 # Processes that read one database on one host. A slot in the lock file takes 64 bytes.

@@ -386,6 +386,6 @@ def test_a_full_disk_under_lmdb(
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"db cannot be written: .*No space left"):  # noqa: SIM117
+    with pytest.raises(DataError, match=r"db cannot be written: No space left"):  # noqa: SIM117
         with write_database(tmp_path / "db", Backend.LMDB):
             raise OSError(28, "No space left on device")
