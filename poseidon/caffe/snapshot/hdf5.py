@@ -244,12 +244,21 @@ def _numbers(path: Path, dataset: Any) -> Array:
         raise SnapshotError(
             f"{path}: {getattr(dataset, 'name', 'a blob')} is not an array of numbers"
         )
+    return np.asarray(_stored(path, dataset), dtype=np.float32)
+
+
+def _stored(path: Path, dataset: Any) -> Any:
+    """Return what a dataset holds in this file: another file that it names may be a secret."""
+    if not isinstance(dataset, h5py.Dataset) or dataset.external or dataset.is_virtual:
+        raise SnapshotError(
+            f"{path}: {getattr(dataset, 'name', 'a value')} is not in the file itself"
+        )
     limit = path.stat().st_size * (LARGEST_RATIO if dataset.chunks else 1)
     if dataset.nbytes > limit or (dataset.nbytes and not dataset.id.get_storage_size()):
         raise SnapshotError(
             f"{path}: {dataset.name} claims {dataset.nbytes} bytes, more than the file can hold"
         )
-    return np.asarray(dataset[()], dtype=np.float32)
+    return dataset[()]
 
 
 def _integer(path: Path, file: Any, name: str) -> int:
@@ -264,7 +273,7 @@ def _integer(path: Path, file: Any, name: str) -> int:
 def _text(path: Path, file: Any, name: str) -> str:
     if name not in file:
         return ""
-    value = file[name][()]
+    value = _stored(path, file[name])
     if not isinstance(value, bytes):
         raise SnapshotError(f"{path}: /{name} is not text")
     return value.rstrip(b"\0").decode(errors="backslashreplace")
@@ -272,6 +281,8 @@ def _text(path: Path, file: Any, name: str) -> str:
 
 def _read_poseidon_state(path: Path, file: Any, state: SolverState) -> None:
     try:
-        state.poseidon.ParseFromString(np.asarray(file["poseidon"][()], np.uint8).tobytes())
+        state.poseidon.ParseFromString(
+            np.asarray(_stored(path, file["poseidon"]), np.uint8).tobytes()
+        )
     except DecodeError as error:
         raise SnapshotError(f"{path} is damaged: its /poseidon cannot be parsed") from error

@@ -171,6 +171,26 @@ def test_a_dataset_that_claims_more_than_the_file_holds_is_refused(tmp_path: Pat
         hdf5.read_model(path)
 
 
+def test_values_in_other_files_are_not_read(tmp_path: Path) -> None:
+    secret, path = tmp_path / "secret", tmp_path / "m.h5"
+    secret.write_bytes(bytes(8))
+    layout = h5py.VirtualLayout((2,), "f4")
+    layout[:] = h5py.VirtualSource(path, "iter", (2,))
+    with h5py.File(path, "w") as file:
+        outside = {"shape": (2,), "dtype": "f4", "external": [(secret, 0, 8)]}
+        file.create_dataset("data/ip/0", **outside)
+        file.create_virtual_dataset("history/0", layout)
+        file["iter"] = np.ones(1)
+        file.create_dataset("poseidon", **outside)
+    with pytest.raises(SnapshotError, match="/data/ip/0 is not in the file itself"):
+        hdf5.read_model(path)
+    for name in ("history/0", "poseidon"):
+        with pytest.raises(SnapshotError, match=f"/{name} is not in the file itself"):
+            hdf5.read_state(path)
+        with h5py.File(path, "a") as file:
+            del file[name]
+
+
 def test_text_where_numbers_belong_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.caffemodel.h5"
     with h5py.File(path, "w") as file:
