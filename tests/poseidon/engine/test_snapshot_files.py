@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -104,6 +105,15 @@ def test_every_cut_and_every_changed_byte_is_seen(state: Path, name: str) -> Non
     path.unlink()
     with pytest.raises(SnapshotError, match=f"cannot read .*{name}"):
         check(state)
+    os.mkfifo(path)
+    with pytest.raises(SnapshotError, match=f"{name} is truncated or changed"):
+        check(state)
+
+
+def test_a_pipe_in_place_of_checksums_is_damage(state: Path) -> None:
+    sums_path(state).unlink()
+    os.mkfifo(sums_path(state))
+    assert "is damaged" in (find_damage(state) or "")
 
 
 def test_a_snapshot_without_sums_is_taken_as_it_is(state: Path) -> None:
