@@ -33,7 +33,7 @@ from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition
 from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.engine.document import WorkerDocument, WorkKind
-from poseidon.errors import DataError, DefinitionError, UsageError
+from poseidon.errors import DataError, DefinitionError, UsageError, counted
 from poseidon.flags.values import parts
 
 
@@ -205,8 +205,8 @@ class Extraction(WorkerDocument):
         WorkerDocument.__post_init__(self)
         if not self.blobs or len(self.blobs) != len(self.databases):
             raise UsageError(
-                f"{len(self.blobs)} blobs and {len(self.databases)} databases are named; give one "
-                "database for each blob, separated by commas"
+                f"{counted(len(self.blobs), 'blob')} and {counted(len(self.databases), 'database')} "
+                "are named; give one database for each blob, separated by commas"
             )
         for names, what in ((self.blobs, "blob"), (self.databases, "database")):
             twice = next((name for name in names if names.count(name) > 1), None)

@@ -27,7 +27,7 @@ from poseidon.caffe.data.boxes import Box
 from poseidon.caffe.data.datum import Decoding
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.proto.caffe_pb2 import TransformationParameter
-from poseidon.errors import DataError
+from poseidon.errors import DataError, counted
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -141,7 +141,7 @@ class Transform:
             if sizes[0] not in (1, channels):
                 raise DataError(
                     f"transform_param has {sizes[0]} values of mean_value, but the images have "
-                    f"{channels} channels: expected 1 or {channels}"
+                    f"{counted(channels, 'channel')}; give one value, or one for each channel"
                 )
         if self._crop is None:
             return channels, height, width

@@ -129,7 +129,10 @@ def test_parameters_that_contradict_each_other(fields: dict[str, object], messag
     ("fields", "message"),
     [
         ({"crop_size": 8}, "crop_size 8 is larger than the images, which are 3 x 7 x 9"),
-        ({"mean_value": [1, 2]}, "2 values of mean_value.*3 channels: expected 1 or 3"),
+        (
+            {"mean_value": [1, 2]},
+            "2 values of mean_value.*3 channels; give one value, or one for each",
+        ),
         ({"mean_file": "mean"}, "is 3 x 7 x 8 .*but the images are 3 x 7 x 9"),
     ],
 )
