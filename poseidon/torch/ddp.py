@@ -72,7 +72,7 @@ class BucketReducer(MeanReducer):
         reduced = reduced_parameters(module)
         self._names = {parameter: name for name, parameter in reduced.items()}
         sparse = _with_sparse_gradients(module.module)
-        self._sent = [p for p in self._names if p.dtype in TYPES and p not in sparse]
+        self._sent = [p for p in self._names if p.dtype in TYPES and p.numel() and p not in sparse]
         """The parameters whose gradients the exchange reduces."""
         self._index = {parameter: index for index, parameter in enumerate(self._sent)}
         is_compiled = uncompiled(module.module) is not module.module
@@ -165,7 +165,7 @@ class BucketReducer(MeanReducer):
         return future
 
     def _sends(self, bucket: Any) -> bool:
-        return bucket.parameters()[0] in self._index  # those of a bucket have one type
+        return any(parameter in self._index for parameter in bucket.parameters())
 
     def _send(self, bucket: Any) -> None:
         exchange = self._exchange
@@ -264,7 +264,9 @@ def _is_open(reducer: Closing) -> TypeGuard[BucketReducer]:
 
 
 def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    return zip(bucket.parameters(), bucket.gradients(), strict=True)
+    """Return what has elements of a bucket of dense gradients, which have one type."""
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    return (pair for pair in pairs if pair[0].numel())
 
 
 def _rest(parameter: nn.Parameter, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -142,15 +142,17 @@ for _ in range(2):
     loss(half).backward()
     near(half, mean_of(lambda: build(torch.bfloat16), losses), 2e-2)
 
-# parameters of types that no exchange carries
+# parameters of types that no exchange carries, and one without elements
 class Wide(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(4)
         self.first = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
         self.last = nn.Linear(3, 2, dtype=torch.float64)
+        self.scale, self.empty = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 3))
     def forward(self, x):
-        return self.last((x.to(torch.complex64) @ self.first).abs().double())
+        wide = self.last((x.to(torch.complex64) @ self.first).abs().double())
+        return wide * self.scale + self.empty.sum()
 wide = DistributedDataParallel(Wide())
 expected = mean_of(Wide, [lambda m, own=own: m(own).pow(2).mean() for own in x])
 for _ in range(2):
