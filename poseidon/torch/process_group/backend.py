@@ -28,6 +28,7 @@ from poseidon.exchange.device import device_of
 from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.torch.process_group.collectives import Collectives
 from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.process_group.short_forms import in_short_too
 from poseidon.torch.process_group.work import (
     Calls,
     Copy,
@@ -42,6 +43,7 @@ from poseidon.torch.process_group.work import (
 from poseidon.torch.process_group.worker_parts import (
     ReduceRule,
     check_one_each,
+    check_own_memory,
     check_rank,
     equal_parts,
     reduction_of,
@@ -54,7 +56,8 @@ dist: Any = torch.distributed  # its stubs lack half of what is used here
 class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives travel over a `Mesh`.
 
-    It has the methods of torch's ProcessGroup; torch.distributed calls them.
+    It has the methods of torch's ProcessGroup, also in their short forms; torch.distributed calls
+    them.
 
     Args:
         script: the calls of the script, of which those of this group are part if it has all
@@ -97,6 +100,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def setGroupDesc(self, description: str) -> None:
         self._description = description
 
+    @in_short_too("op")
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         reduction = reduction_of(opts, tensors)
         if self._left is not None:
@@ -134,18 +138,21 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         return self.allreduce(tensors, opts)
 
+    @in_short_too("root")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
         root = check_rank(opts.rootRank, self.size())
         return self._start(
             lambda flat: self._collectives.broadcast(flat, root), tensors, "broadcast"
         )
 
+    @in_short_too("root", "op")
     def reduce(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
         reduction, root = reduction_of(opts, tensors), check_rank(opts.rootRank, self.size())
         return self._start(
             lambda flat: self._collectives.reduce(flat, reduction, root), tensors, "reduce"
         )
 
+    @in_short_too(of_lists=0)
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
@@ -172,6 +179,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         size = self.size()
         return self.allgather([equal_parts(size, o.view(-1)) for o in outputs], inputs, opts)
 
+    @in_short_too("root", of_lists=0)
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> PoseidonWork:
         def run(copies: list[Copy]) -> None:
             parts = self._collectives.gather(own, root)
@@ -184,6 +192,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         own = self._staging.flat(inputs[0])
         return self._submit(run, outputs, "gather", after=inputs)  # others have no outputs
 
+    @in_short_too("root", of_lists=1)
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> PoseidonWork:
         root = check_rank(opts.rootRank, self.size())
         if inputs:
@@ -193,6 +202,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             lambda flat: self._collectives.scatter(flat, parts, root), outputs, "scatter"
         )
 
+    @in_short_too("op", of_lists=1)
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> PoseidonWork:
@@ -244,7 +254,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         parts = whole.split(list(input_sizes)) if input_sizes else equal_parts(size, whole)
         return self.alltoall(list(results), list(parts), opts)
 
-    def barrier(self, opts: Any = None) -> PoseidonWork:
+    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> PoseidonWork:
         return self._submit(lambda _: self._collectives.barrier(), [], "barrier")
 
     def monitored_barrier(
@@ -321,6 +331,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
                 elif not device_of(tensor.device).is_host:
                     copies += copies_of([tensor], [flat])
 
+        check_own_memory(name, tensors)
         flats = [self._staging.flat(tensor) for tensor in tensors]
         return self._submit(run, tensors, name)
 

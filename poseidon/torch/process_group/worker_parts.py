@@ -145,6 +145,20 @@ def check_one_each(
             )
 
 
+def check_own_memory(call: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors to write to whose elements share memory, as `expand` gives them.
+
+    Raises:
+        RefusedCall: one is so.
+    """
+    for tensor in tensors:
+        if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise RefusedCall(
+                f"several elements of a tensor of {call} share memory, as after expand(); give it "
+                "a clone()"
+            )
+
+
 def equal_parts(size: int, whole: Tensor) -> list[Tensor]:
     """Return equal parts along the first axis, one for each of so many workers.
 

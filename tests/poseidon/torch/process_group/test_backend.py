@@ -80,6 +80,38 @@ def test_tensors_that_are_not_in_order_in_memory_get_their_results() -> None:
         on_all(made, run)
 
 
+def test_the_short_forms_of_its_methods() -> None:
+    def run(mesh: Mesh) -> list[Tensor]:
+        def own() -> Tensor:
+            return torch.arange(SIZE) + 10 * mesh.rank
+
+        results = [own() for _ in range(6)]
+        most, sums, first, least, part, total = results
+        gathered, sent = ([torch.zeros(SIZE).long() for _ in range(SIZE)] for _ in range(2))
+        is_root = mesh.rank == 1
+        with group_of(mesh) as group:
+            group.allreduce(most, dist.ReduceOp.MAX).wait()
+            group.allreduce([sums], op=dist.ReduceOp.SUM, timeout=timedelta(seconds=60)).wait()
+            group.broadcast(first, 1).wait()
+            group.reduce(least, root=1, op=dist.ReduceOp.MIN).wait()
+            group.allgather(gathered, own()).wait()
+            group.gather(sent if is_root else [], own(), 1).wait()
+            group.scatter(part, gathered if is_root else [], 1).wait()
+            group.reduce_scatter(total, [own() for _ in range(SIZE)]).wait()
+            group.barrier(timeout=timedelta(seconds=60)).wait()
+        return [most, sums, first, *([least, *sent] if is_root else []), part, total, *gathered]
+
+    with meshes(SIZE) as made:
+        found = on_all(made, run)
+    row = torch.arange(SIZE)
+    all_rows = [row, row + 10, row + 20]
+    for rank, results in enumerate(found):
+        of_root = [row, *all_rows] if rank == 1 else []
+        after = [all_rows[rank], 3 * row + 30, *all_rows]
+        expected = [row + 20, 3 * row + 30, row + 10, *of_root, *after]
+        torch.testing.assert_close(results, expected)
+
+
 def test_tensors_of_inference_mode_get_their_results() -> None:
     """Only inside of that mode they may be changed, and each thread has its own."""
 
@@ -235,6 +267,7 @@ def test_a_failed_collective_ends_all_calls_on_all_workers() -> None:
         lambda group: group.alltoall([torch.ones(2)] * 2, [torch.ones(2)] * 3),
         lambda group: group.all_to_all_single(torch.ones(4), torch.ones(4), [], []),
         lambda group: group.broadcast([torch.ones(2)], broadcast_from(3)),
+        lambda group: group.broadcast([torch.ones(1).expand(2)], broadcast_from(0)),
         lambda group: group.gather([], [torch.ones(2)], gather_to(-1)),
         lambda group: group.scatter([torch.ones(2)], [], scatter_from(-1)),
         lambda group: group.send([torch.ones(2)], 3, 0),
