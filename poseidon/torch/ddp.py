@@ -296,6 +296,7 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
         isinstance(known, BucketReducer) and known.is_of(module) for known in context.reducers
     )
     is_of_all = module.process_group is torch.distributed.group.WORLD
+    is_of_all = is_of_all and hasattr(module, "reducer")  # else torch delays all gradients
     if context.size > 1 and is_of_all and not is_known:
         context.reducers.append(BucketReducer(module, context))
 

@@ -30,12 +30,16 @@ from poseidon.torch.process_group.functions import replaced
 
 
 def reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients a module reduces, by their names."""
-    return {
-        name: parameter
-        for name, parameter in module.module.named_parameters()
-        if parameter.requires_grad and name not in module.parameters_to_ignore
-    }
+    """Return the parameters whose gradients a module reduces, by the first names by which it does:
+    torch ignores a shared parameter only by all of its names, and one of the module itself, outside
+    of its layers, only by a name with a dot before it.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in module.module.named_parameters(remove_duplicate=False):
+        known = name if "." in name else f".{name}"
+        if parameter.requires_grad and known not in module.parameters_to_ignore:
+            names.setdefault(parameter, name)
+    return {name: parameter for parameter, name in names.items()}
 
 
 def has_hook(module: DistributedDataParallel) -> bool:

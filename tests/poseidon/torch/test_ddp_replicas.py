@@ -37,6 +37,20 @@ class Wrapped(nn.Module):
     def forward(self) -> None: ...
 
 
+def test_the_parameters_are_those_that_torch_reduces() -> None:
+    given: Any = Wrapped()
+    given._assign_modules_buffers = lambda: None
+    module = given.module
+    module.register_parameter("own_of_the_root", nn.Parameter(torch.ones(2)))
+    module["shared"] = nn.Linear(2, 1)
+    module["shared"].weight, module["shared"].bias = module["own"].weight, module["fc"].bias
+    given.parameters_to_ignore |= {"own_of_the_root", "shared.bias"}
+    expected, _ = DistributedDataParallel._build_params_for_reducer(given)
+    found = reduced_parameters(given)
+    assert [*found] == ["own_of_the_root", "fc.weight", "fc.bias", "shared.weight"]
+    assert all(one is other for one, other in zip(found.values(), expected, strict=True))
+
+
 def run(
     steps: Sequence[int],
     change: Callable[[int, Wrapped], object],
