@@ -137,8 +137,9 @@ class BucketReducer(MeanReducer):
         # as torch decides it: in a forward pass, for the next backward pass alone
         is_reduced = module.require_backward_grad_sync and torch.is_grad_enabled()
         self._reduces = self._is_hook and is_reduced
-        for tap in self._taps.values():
-            tap.take()  # of a backward pass that has failed
+        for tap in self._taps.values():  # of a backward pass that has failed
+            tap.take()
+        self._waiting.clear()
         self.check_asked_to_stop()
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -149,7 +150,7 @@ class BucketReducer(MeanReducer):
             self._begin()
             if self._wait_free and self._sends(bucket):
                 self._send(bucket)
-        if bucket.is_last():
+        if bucket.is_last() or self._are_all():
             # a call of the process group does not belong to what is reported as a step
             if self._observed is None:
                 self._open_after_first(self._context.of_next_loop())
@@ -163,6 +164,12 @@ class BucketReducer(MeanReducer):
             for done, one in waiting:
                 one.set_result(done.buffer() if factor == 1.0 else done.buffer().mul_(factor))
         return future
+
+    def _are_all(self) -> bool:
+        """Return whether the buckets that wait have all parameters. In the first backward pass of a
+        static graph torch calls none of several buckets the last.
+        """
+        return sum(len(bucket.parameters()) for bucket, _ in self._waiting) == len(self._names)
 
     def _sends(self, bucket: Any) -> bool:
         return any(parameter in self._index for parameter in bucket.parameters())

@@ -68,6 +68,20 @@ for _ in range(2):
     near(other, mean_of(transposed, losses))
 del other
 
+# a static graph with gradients of two types: torch calls no bucket of its first pass the last
+class Mixed(nn.Sequential):
+    def forward(self, x): return self[2](self[1](self[0](x)).double())
+def mixed():
+    model = Mixed(*build())
+    model[2].double()
+    return model
+other = DistributedDataParallel(mixed(), static_graph=True)
+for _ in range(3):
+    other.zero_grad()
+    loss(other).backward()
+    near(other, mean_of(mixed, losses))
+del other
+
 # a module that the script does not keep is freed, and its exchange closes as the next one opens
 def exchanges_after_one():
     ddp = DistributedDataParallel(build())
