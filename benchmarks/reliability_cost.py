@@ -47,6 +47,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.solver.checkpoint import Checkpoint
+from poseidon.caffe.solver.display import Display
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
@@ -56,6 +57,7 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneControl
+from poseidon.exchange.membership import Membership
 from poseidon.launcher.processes import child_environment
 from poseidon.observe.metrics.glog_lines import GlogSink
 
@@ -119,21 +121,21 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
     path.write_text(SOLVER % (interval, iterations - 1), encoding="ascii")
     solver = read_solver(path)
     settings = solver_settings(solver)
-    replica = Replica(solver, settings, LayerContext(phase=TRAIN, seed=1, rank=0, workers=1))
+    replica = Replica(solver, settings, LayerContext(phase=TRAIN, seed=1), Membership())
     moments: list[float] = []
 
     def note(iteration: int) -> None:
         moments.append(time.process_time())
 
+    log = GlogSink(logging.getLogger("poseidon.cost"))
     with _exchange(replica) as exchange:
         trainer = Trainer(
             replica,
             exchange,
-            LoopSettings(prefix=solver.snapshot_prefix(), title="cost", on_progress=note),
-            checkpoint=Checkpoint(replica),
+            LoopSettings(title="cost", on_progress=note),
+            checkpoint=Checkpoint(replica, solver.snapshot_prefix()),
             testers=[],
-            log=GlogSink(logging.getLogger("poseidon.cost")),
-            sinks=[],
+            display=Display(replica, exchange.control, log, []),
         )
         trainer.open(None)
         trainer.run()
