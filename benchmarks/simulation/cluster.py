@@ -83,29 +83,29 @@ class Cluster:
 
     def _place(self) -> list[Home]:
         p, servers = self.scenario.workers, self.scenario.servers
-        part = parts(p, servers)
+        of_workers, of_servers = parts(p, servers)
         homes = []
-        if part.working and p > 1:
-            others = part.working * (p - 1)
+        if of_workers and p > 1:
+            others = of_workers * (p - 1)
             homes.append(
                 Home(
                     "workers",
                     self.working,
-                    part=part.working,
+                    part=of_workers,
                     of_worker=others,
                     of_shard=others,
-                    own=part.working,
+                    own=of_workers,
                     peers=p - 1,
                 )
             )
-        if part.serving:
+        if of_servers:
             serving = HostKind(self.events, self.scenario)
-            of_worker, of_shard = part.serving * servers, part.serving * p
+            of_worker, of_shard = of_servers * servers, of_servers * p
             homes.append(
                 Home(
                     "servers",
                     serving,
-                    part=part.serving,
+                    part=of_servers,
                     of_worker=of_worker,
                     of_shard=of_shard,
                     own=0.0,
