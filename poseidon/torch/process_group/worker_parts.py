@@ -80,24 +80,27 @@ def reduction_of(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:
     operation = options.reduceOp if options is not None else reduce_op.SUM
     for name, reduction in _REDUCTIONS.items():
         if operation == getattr(reduce_op, name):
-            types = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
-            if types and reduction in (ReduceRule.AND, ReduceRule.OR, ReduceRule.XOR):
-                raise RefusedCall(
-                    f"the reduction {name} is for whole numbers; a tensor is {types[0]}"
-                )
-            if reduction not in (ReduceRule.SUM, ReduceRule.MEAN) and any(
-                t.is_sparse for t in tensors
-            ):
-                raise RefusedCall(
-                    f"all_reduce of sparse tensors knows SUM and AVG, not {reduction.name}"
-                )
-            if reduction is ReduceRule.MEAN and any(t.dtype is torch.bool for t in tensors):
-                raise RefusedCall("the reduction AVG is for numbers; a tensor is torch.bool")
+            for tensor in tensors:
+                _check_reduced(reduction, name, tensor)
             return reduction
     raise RefusedCall(
         f"the process group 'poseidon' does not know the reduction {operation}; expected one of "
         f"{', '.join(_REDUCTIONS)}"
     )
+
+
+def _check_reduced(reduction: ReduceRule, name: str, tensor: Tensor) -> None:
+    kind, expected = tensor.dtype, ""
+    if reduction in (ReduceRule.AND, ReduceRule.OR, ReduceRule.XOR):
+        expected = "whole numbers" if kind.is_floating_point or kind.is_complex else ""
+    elif reduction in (ReduceRule.MIN, ReduceRule.MAX):
+        expected = "real numbers" if kind.is_complex else ""
+    elif reduction is ReduceRule.MEAN:
+        expected = "numbers" if kind is torch.bool else ""
+    if expected:
+        raise RefusedCall(f"the reduction {name} is for {expected}; a tensor is {kind}")
+    if tensor.is_sparse and reduction not in (ReduceRule.SUM, ReduceRule.MEAN):
+        raise RefusedCall(f"all_reduce of sparse tensors knows SUM and AVG, not {name}")
 
 
 def described(tensor: Tensor | None) -> str:

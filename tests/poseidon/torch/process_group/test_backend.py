@@ -268,6 +268,7 @@ def test_a_failed_collective_ends_all_calls_on_all_workers() -> None:
         lambda group: group.all_to_all_single(torch.ones(4), torch.ones(4), [], []),
         lambda group: group.broadcast([torch.ones(2)], broadcast_from(3)),
         lambda group: group.broadcast([torch.ones(1).expand(2)], broadcast_from(0)),
+        lambda group: group.allreduce(torch.ones(2, dtype=torch.complex64), dist.ReduceOp.MAX),
         lambda group: group.gather([], [torch.ones(2)], gather_to(-1)),
         lambda group: group.scatter([torch.ones(2)], [], scatter_from(-1)),
         lambda group: group.send([torch.ones(2)], 3, 0),
