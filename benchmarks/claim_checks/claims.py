@@ -188,7 +188,7 @@ SENTENCES = (
     Sentence(
         page="README.md",
         template="The accuracy is {cifar10-4000} after these 4000 iterations, and {cifar10-5000} "
-        "after 1000 more of the second solver",
+        "after 1000 more with the second solver",
     ),
     Sentence(
         page="docs/performance.md",

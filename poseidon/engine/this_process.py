@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from poseidon.base.settings import are_threads_set, variable_of_tasks
-from poseidon.engine.heartbeat import Watchdog
 from poseidon.engine.worker_context import Closing, LoopJob, Loops, ThisWorker, WorkerContext
 from poseidon.errors import JobError, PoseidonError, UsageError
 from ps_server.numerics import prepare_process, take_code_for_all_alignments
+
+if TYPE_CHECKING:  # it needs psutil, and plain scripts do not
+    from poseidon.engine.heartbeat import Watchdog
 
 
 class Process:

@@ -20,7 +20,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from poseidon.caffe.proto.definition import SolverDefinition
-from poseidon.caffe.solver import checkpoint, trainer, worker
+from poseidon.caffe.solver import checkpoint, display, trainer, worker
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.worker import SolverWork
 from poseidon.engine import (
@@ -300,7 +300,7 @@ def installed(course: Course) -> Iterator[None]:
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),
         *(
             (module, "time", primitives.time)
-            for module in (work, worker, trainer, memory, checkpoint)
+            for module in (work, worker, trainer, display, memory, checkpoint)
         ),
         (snapshot_writer, "write_whole", write_whole),
     )

@@ -106,7 +106,7 @@ def _convert_annoset(parser: Parser) -> None:
 
 
 def _convert_voc(parser: Parser) -> None:
-    text = "folder of years, such as VOCdevkit, or of one"
+    text = "folder of VOC2007 and others, or one of these"
     word(parser, "voc_folder", text, read=Path, opens=Opens.FOLDER)
     word(parser, "output_folder", "where the files go", read=Path)
     group = parser.section("Flags")

@@ -90,8 +90,6 @@ class HostGroup:
         except Exception as error:
             self.links.fail(as_server_error(error, "the workers of this machine did not meet"))
             self.links.close()
-            if wire.file is not None:
-                os.close(wire.file)
             raise
         assert wire.file is not None
         self.file = wire.file

@@ -152,7 +152,7 @@ def test_make_refuses_an_old_python_before_it_makes_an_environment(makefile: Pat
     assert done.returncode == 2
     said, _ = done.stderr.splitlines()
     assert (
-        said.startswith("Poseidon needs Python 3.10 or newer, and ") and "is 3.9; expected" in said
+        said.startswith("Poseidon needs Python 3.10 or newer, but ") and "is 3.9; run, for" in said
     )
     assert not (makefile / ".venv").exists()
 

@@ -258,7 +258,11 @@ FLAGS = (
         (("--model=net.prototxt", *FLAGS, "--workers=0"), 2, "--workers is 0"),
         (("--model=net.prototxt", *FLAGS, "word"), 2, "either the arguments of Caffe's tool or"),
         (("--model=net.prototxt", *FLAGS, "--workers=2", "--backend=lmdb"), 1, "f_0_1 exists"),
-        (("--model=net.prototxt", *FLAGS, "--output=m.caffemodel/out"), 1, "--output: nothing"),
+        (
+            ("--model=net.prototxt", *FLAGS, "--output=m.caffemodel/out"),
+            1,
+            "--output: cannot write",
+        ),
     ],
 )
 def test_nothing_is_started(

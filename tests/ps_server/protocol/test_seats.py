@@ -24,7 +24,7 @@ def test_ranks_go_host_by_host_and_planes_across_hosts() -> None:
         Seat(2, 0, 1, 3, 5),
     ]
     assert [list(spec.seats.members(local)) for local in range(3)] == [[0, 3, 5], [1, 4], [2]]
-    assert (spec.host_count, spec.planes) == (3, 1)
+    assert (spec.seats.host_count, spec.seats.planes) == (3, 1)
     assert spec.placed == VirtualWorkers.one_each(3)
 
 
@@ -35,7 +35,7 @@ def test_without_hosts_each_worker_has_its_own(hosts: tuple[int, ...]) -> None:
         Seat(rank, 0, 1, 6, rank) for rank in range(6)
     ]
     assert list(spec.seats.members(0)) == list(range(6))
-    assert (spec.host_count, spec.planes) == (6, 1)
+    assert (spec.seats.host_count, spec.seats.planes) == (6, 1)
 
 
 @pytest.mark.parametrize(

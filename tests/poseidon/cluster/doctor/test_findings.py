@@ -221,7 +221,7 @@ def test_facts_of_a_host(facts: dict[str, Any], text: str) -> None:
 def test_problems_of_hosts_that_did_not_answer_come_first() -> None:
     survey = replace(cluster(2), problems=(("node7", "the connection is refused"),))
     lines = survey_lines(survey, judge(survey))
-    assert "error: node7: the connection is refused." in lines
+    assert "error: node7: the connection is refused" in lines
     assert lines[-1] == "1 error, 0 warnings"
 
 
