@@ -150,7 +150,7 @@ class BucketReducer(MeanReducer):
             self._begin()
             if self._wait_free and self._sends(bucket):
                 self._send(bucket)
-        if bucket.is_last() or self._are_all():
+        if bucket.is_last() or (self._observed is None and self._are_all()):
             # a call of the process group does not belong to what is reported as a step
             if self._observed is None:
                 self._open_after_first(self._context.of_next_loop())
