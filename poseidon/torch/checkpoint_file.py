@@ -111,9 +111,9 @@ class CheckpointHead:
     """
 
     steps: int
-    workers: int
+    workers: int = 0
     has_virtual: bool
-    exchange_plan: str
+    exchange_plan: str = ""
 
 
 def read_head(path: Path) -> CheckpointHead:
@@ -123,13 +123,9 @@ def read_head(path: Path) -> CheckpointHead:
         SnapshotError: it is missing or damaged, or is not a checkpoint of a group.
     """
     state = checked(unpacked(read_checkpoint(path), str(path)), str(path))
-    defaults = {
-        "workers": 0,
-        "has_virtual": state.get("told", "random" in state),
-        "exchange_plan": "",
-    }
+    told = state.get("told", "random" in state)
     try:
-        return value_of(CheckpointHead, {**defaults, **state})
+        return value_of(CheckpointHead, {**state, "has_virtual": told})
     except ValueError as error:
         raise SnapshotError(f"{path} is damaged: {error}") from error
 

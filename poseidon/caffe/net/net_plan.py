@@ -77,8 +77,8 @@ def plan_net(definition: NetDefinition, class_of: ClassOf) -> NetPlan:
 
     Raises:
         DefinitionError: a type or a bottom is unknown, two layers have the same top, a layer runs in
-            place on a top of a Split or a blob with more readers, or loss_weight or propagate_down occurs a wrong number of
-            times.
+            place on a top of a Split or a blob with more readers, or loss_weight or propagate_down
+            occurs a wrong number of times.
     """
     planner = _Planner(definition=definition, class_of=class_of)
     for index in range(len(definition.param.layer)):

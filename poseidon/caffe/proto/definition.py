@@ -527,7 +527,8 @@ def filter_net(definition: NetDefinition, state: NetState) -> NetDefinition:
             )
     layers = definition.param.layer
     kept = [index for index, layer in enumerate(layers) if is_included(layer, state)]
-    tops = {top for layer in layers if not is_included(layer, state) for top in layer.top}
+    others = set(range(len(layers))).difference(kept)
+    tops = {top for index in others for top in layers[index].top}
     return replace(definition.with_layers(kept), left_out=definition.left_out | tops)
 
 

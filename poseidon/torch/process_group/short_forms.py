@@ -51,7 +51,9 @@ def in_short_too(
                 opts, rest = rest[0], rest[1:]
             if opts is None:
                 named = dict(zip((*options, "timeout"), rest, strict=False)) | named
-                opts = GivenOptions(**{_NAMES[name]: value for name, value in named.items()})
+                opts = GivenOptions(
+                    **{_NAMES.get(name, name): value for name, value in named.items()}
+                )
             if any(isinstance(one, Tensor) for one in lists):
                 lists = [_whole(one, index == of_lists) for index, one in enumerate(lists)]
             return method(self, *lists, opts)
