@@ -101,9 +101,11 @@ def _tiff(encoded: bytes) -> tuple[int, int]:
 
 
 def _check_chunks(encoded: bytes) -> None:
-    offset = len(PNG)
-    while offset + 8 <= len(encoded) and encoded[offset + 4 : offset + 8] != b"IEND":
-        offset += 12 + _number(encoded, offset, 4)
+    offset, kind = len(PNG), b""
+    while offset + 8 <= len(encoded) and kind != b"IEND":
+        kind = encoded[offset + 4 : offset + 8]
+        # decoders do not need the checksum of the last one
+        offset += (8 if kind == b"IEND" else 12) + _number(encoded, offset, 4)
     if offset > len(encoded):
         raise DataError(
             "the encoded image is damaged or truncated: its last chunk is longer than the rest of "

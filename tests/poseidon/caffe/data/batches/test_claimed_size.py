@@ -101,3 +101,6 @@ def test_a_chunk_longer_than_the_picture_is_refused() -> None:
         check_claim(picture[:at] + b"\x40" + picture[at + 1 :])
     with pytest.raises(DataError, match="its last chunk is longer than the rest"):
         check_claim(picture[: at + 10])
+    end = picture.index(b"IEND") - 4
+    with pytest.raises(DataError, match="its last chunk is longer than the rest"):
+        check_claim(picture[:end] + b"\x40" + picture[end + 1 :])
