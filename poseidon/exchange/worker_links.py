@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -442,10 +442,7 @@ def read_header(frame: Buffer) -> list[object]:
     """
     if memoryview(frame).nbytes > MAX_HEADER_BYTES:
         raise RemoteProtocolError("a peer's header is too long")
-    try:
-        header = msgpack.unpackb(frame, max_ext_len=0, max_map_len=0)
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise RemoteProtocolError("a peer's header is not msgpack") from error
+    header = unpacked(frame)
     if (
         not isinstance(header, list)
         or not header
@@ -454,3 +451,15 @@ def read_header(frame: Buffer) -> list[object]:
     ):
         raise RemoteProtocolError(f"a peer does not use version {VERSION} of the workers' protocol")
     return header
+
+
+def unpacked(frame: Buffer) -> Any:
+    """Return what a peer has packed: lists, texts, bytes and numbers.
+
+    Raises:
+        RemoteProtocolError: the frame is not msgpack of these.
+    """
+    try:
+        return msgpack.unpackb(frame, max_ext_len=0, max_map_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise RemoteProtocolError("a peer has sent something that is not msgpack") from error

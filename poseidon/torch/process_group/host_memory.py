@@ -35,6 +35,7 @@ import numpy as np
 from torch import Tensor
 
 from poseidon.errors import printable
+from poseidon.exchange.worker_links import unpacked
 from poseidon.torch.process_group.late_links import LateLinks
 from poseidon.torch.process_group.lent_blocks import Lent, LentBlocks
 from ps_server import RemoteProtocolError, TransportError
@@ -239,7 +240,7 @@ class HostMemory:
             RemoteProtocolError: the sender is of another host, or the place cannot be.
             TransportError: the memory cannot be opened.
         """
-        match kind, msgpack.unpackb(frame) if sender in self.neighbours else None:
+        match kind, unpacked(frame) if sender in self.neighbours else None:
             case "Shared", [int(process), int(file), int(block), int(size), int(number)]:
                 return self._shared.get(Place(process, file, block, size), number)
             case "Lent", [int(number), int(size), bytes(handle)]:

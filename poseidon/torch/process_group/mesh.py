@@ -22,11 +22,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 
-import msgpack
-
 from poseidon.errors import UsageError, printable
 from poseidon.exchange.job_control import SAME_CALLS
-from poseidon.exchange.worker_links import LOOK_S, read_header
+from poseidon.exchange.worker_links import LOOK_S, read_header, unpacked
 from poseidon.torch.process_group.host_memory import HostMemory
 from poseidon.torch.process_group.late_links import Gather, LateLinks
 from poseidon.torch.process_group.lent_blocks import Lent
@@ -309,7 +307,7 @@ class Mesh:
             case [_, "Ask", int(number)], 2 if self.rank == 0:
                 self.store.answer(sender, number, frames[1])
             case [_, "Answer", int(number)], 2 if sender == 0:
-                self.store.note(number, msgpack.unpackb(frames[1]))
+                self.store.note(number, unpacked(frames[1]))
             case [_, "Ended"], 2:
                 self._ended.add(sender)
             case [_, "Failed"], 2:

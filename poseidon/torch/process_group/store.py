@@ -20,6 +20,7 @@ import msgpack
 import torch.distributed
 
 from poseidon.errors import JobError
+from poseidon.exchange.worker_links import unpacked
 from poseidon.torch.process_group.late_links import LateLinks
 from ps_server import RemoteProtocolError, StalenessTimeout
 from ps_server.transport.base import Buffer
@@ -65,12 +66,13 @@ class StoreTable:
                 return None
             case ("get", str(key)):
                 return values.get(key, _WAITS)
-            case ("wait", [*keys]):
-                return None if all(key in values for key in keys) else _WAITS
-            case ("check", [*keys]):
-                return all(key in values for key in keys)
+            case ("wait" | "check" as name, [*keys]) if all(isinstance(key, str) for key in keys):
+                has_all = all(key in values for key in keys)
+                return has_all if name == "check" else None if has_all else _WAITS
             case ("add", str(key), int(amount)):
                 total = int(values.get(key, b"0")) + amount
+                if not -(2**63) <= total < 2**63:
+                    raise ValueError("a counter of a store has 64 bits")
                 values[key] = str(total).encode()
                 return total
             case ("append", str(key), bytes(value)):
@@ -176,8 +178,8 @@ class JobStore:
 
         self.has_answered = True
         try:
-            self._table.ask(tuple(msgpack.unpackb(frame)), reply)
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            self._table.ask(tuple(unpacked(frame)), reply)
+        except (ValueError, TypeError) as error:
             raise RemoteProtocolError(
                 f"worker {sender} sent the store an invalid request"
             ) from error

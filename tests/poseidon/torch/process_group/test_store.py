@@ -44,11 +44,19 @@ def test_answers_come_in_their_order(requests: list[Request], answers: list[obje
 
 
 @pytest.mark.parametrize(
-    "request_", [(), ("set", "a"), ("get", 3), ("nosuch", "a"), ("set", "a", "b")]
+    "request_",
+    [(), ("set", "a"), ("get", 3), ("nosuch", "a"), ("set", "a", "b"), ("wait", ["a", ["b"]])],
 )
 def test_what_is_no_request_is_refused(request_: Request) -> None:
     with pytest.raises(ValueError, match="not a request"):
         StoreTable().ask(request_, print)
+
+
+def test_a_counter_has_64_bits() -> None:
+    table = StoreTable()
+    table.ask(("add", "n", 2**63 - 1), print)
+    with pytest.raises(ValueError, match="64 bits"):
+        table.ask(("add", "n", 1), print)
 
 
 def test_all_workers_have_the_same_values() -> None:
