@@ -78,8 +78,12 @@ class Member:
             JobError: the data does not come from a shard.
         """
         try:
-            return value_of(cls, json.loads(data))
-        except ValueError as error:
+            member = value_of(cls, json.loads(data))
+            is_loopback(member.address)  # raises a ValueError if it is not an address
+            if _key(member.shard) != key or not str(member):
+                raise ValueError
+            return member
+        except (ValueError, RecursionError, OverflowError, OSError) as error:
             raise JobError(
                 f"key '{key}' of the rendezvous was not written by a shard of Poseidon"
             ) from error

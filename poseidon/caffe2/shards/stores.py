@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from poseidon.base.durable import write_whole
@@ -180,6 +180,8 @@ class FolderStore(Store):
                 count = int(path.read_bytes()) + value
             except FileNotFoundError:
                 count = value
+            except ValueError as error:
+                raise JobError(f"{path} does not hold a number; remove it") from error
             write_whole(path, b"%d" % count, durably=False)
         return count
 
@@ -317,6 +319,7 @@ def _file_name(key: str) -> str:
     return f"{name[:100]}%{uuid.uuid5(uuid.NAMESPACE_URL, key).hex}"
 
 
+T = TypeVar("T")
 LONGEST = 16 * 2**20
 """Bytes of a request or an answer, at most."""
 ANSWER_S = 10.0
@@ -430,18 +433,22 @@ class TcpStore(Store):
             time.sleep(LAST_POLL_S)
 
     def set(self, key: str, value: bytes) -> None:
-        known = self._request("set", key, base64.b64encode(value).decode())
+        known = self._request("set", key, _decoded, base64.b64encode(value).decode())
         if known is not None:
-            raise KeyTaken(key, base64.b64decode(known))
+            raise KeyTaken(key, known)
 
     def find(self, key: str) -> bytes | None:
-        known = self._request("find", key)
-        return None if known is None else base64.b64decode(known)
+        return self._request("find", key, _decoded)
 
     def add(self, key: str, value: int) -> int:
-        return int(self._request("add", key, value))
+        return self._request("add", key, _whole, value)
 
-    def _request(self, kind: str, key: str, value: Any = None) -> Any:
+    def _request(self, kind: str, key: str, read: Callable[[object], T], value: Any = None) -> T:
+        """Return the answer to a request, as `read` takes it.
+
+        Raises:
+            JobError: there is none, or something else than a store answers.
+        """
         line = (
             json.dumps({"kind": kind, "key": f"{self._prefix}/{key}", "value": value}).encode()
             + b"\n"
@@ -452,9 +459,28 @@ class TcpStore(Store):
                 connection.makefile("rb") as answers,
             ):
                 connection.sendall(line)
-                return json.loads(answers.readline(LONGEST))["value"]
-        except (OSError, ValueError) as error:
+                answer = answers.readline(LONGEST)
+        except OSError as error:
             raise JobError(f"the rendezvous at {self._host}:{self._port} ended: {error}") from error
+        if not answer:
+            raise JobError(f"the rendezvous at {self._host}:{self._port} ended")
+        try:
+            return read(json.loads(answer)["value"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise JobError(
+                f"what answers at {self._host}:{self._port} is not the store of a shard; check the "
+                "host and the port"
+            ) from error
+
+
+def _decoded(value: Any) -> bytes | None:
+    return None if value is None else base64.b64decode(value)
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError
+    return value
 
 
 def _stop(server: _Server) -> None:

@@ -139,7 +139,32 @@ def test_a_loopback_address_serves_one_host_only(
     )
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", json.dumps({"shard": 0}).encode()])
+MEMBER = {
+    "shard": 0,
+    "shards": 2,
+    "host": "h",
+    "network": "n",
+    "address": "10.0.0.1",
+    "networks": "",
+    "process": 7,
+    "started_s": 1.0,
+}
+
+
+def test_the_key_of_a_member_names_its_number() -> None:
+    assert Member.from_bytes(json.dumps(MEMBER).encode(), "shard_0").process == 7
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"\xff", b"[]", b"{}", b"[" * 100_000, json.dumps({"shard": 0}).encode()),
+        *(
+            json.dumps({**MEMBER, **other}).encode()
+            for other in ({"shard": 1}, {"address": "here"}, {"started_s": 1e300})
+        ),
+    ],
+)
 def test_what_no_shard_has_published_is_refused(store: FolderStore, data: bytes) -> None:
     store.set("shard_0", data)
     with pytest.raises(JobError, match=r"^key 'shard_0' of the rendezvous was not written"):

@@ -120,6 +120,14 @@ def test_a_folder_that_goes_is_one_sentence(tmp_path: Path) -> None:
         store.set("a", b"")
 
 
+def test_a_damaged_counter_is_named(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.add("n", 1)
+    (tmp_path / "n.counter").write_bytes(b"\0")
+    with pytest.raises(JobError, match=r"n.counter does not hold a number; remove it"):
+        store.add("n", 1)
+
+
 @pytest.mark.needs("redis")
 def test_what_redis_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server(tmp_path, password="right") as server:

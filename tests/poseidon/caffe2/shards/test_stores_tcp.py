@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -45,3 +46,29 @@ def test_what_is_no_request_is_dropped(line: bytes) -> None:
         assert stranger.recv(1) == b""
     store.set("a", b"1")
     assert store.get("a") == b"1"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"{}\n", b"null\n", b"[" * 100_000, b'{"value": 1.5}\n', b'{"value": "x"}\n', b"\xff"],
+)
+def test_what_is_no_store_is_one_sentence(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            for _ in range(4):  # the first one only asks whether there is a server
+                with server.accept()[0] as connection, connection.makefile("rb") as requests:
+                    if requests.readline():
+                        connection.sendall(answer)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(serve)
+            store = TcpStore("127.0.0.1", port)
+            for call in (
+                store.find,
+                lambda key: store.set(key, b""),
+                lambda key: store.add(key, 1),
+            ):
+                with pytest.raises(JobError, match=rf"at 127.0.0.1:{port} is not the store of a"):
+                    call("a")
