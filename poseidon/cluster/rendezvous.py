@@ -65,7 +65,7 @@ def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: 
         )
     if task.size != size:
         return f"{who} expects {task.size} tasks, rank 0 {size}; do they belong to one job?"
-    if task.rank >= size:
+    if not 0 <= task.rank < size:
         return f"{who} is not one of {size} tasks"
     twin = next((other for other in others if other.rank == task.rank), None)
     if twin is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,10 @@ def test_who_cannot_take_part() -> None:
         (2, "1", [first, second], "rank 1 on b has joined already, on b"),
     ):
         assert message in str(rejection_reason(second, others, size=size, version=version))
+    for rank in (-1, 2):
+        stranger = replace(second, rank=rank)
+        why = rejection_reason(stranger, [first], size=2, version="1")
+        assert why == f"rank {rank} on b is not one of 2 tasks"
 
 
 def test_a_new_key_serves_both_sides(tmp_path: Path) -> None:
