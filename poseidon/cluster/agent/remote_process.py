@@ -162,5 +162,6 @@ class RemoteProcess:
                 return
             self._status = status
             name, listener = self.name, self._listener
+        self._answered.set()  # also of a process whose start was never reported
         self._ended.set()
         listener.exited(name, status)

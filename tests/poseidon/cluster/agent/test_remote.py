@@ -244,6 +244,21 @@ def test_an_exit_after_the_loss_is_not_reported() -> None:
     assert listener.received.empty()
 
 
+class _Forgetful(FakeChannel):
+    def answer(self, request: Request) -> Report | None:
+        """Report the exit of a process whose start was not reported."""
+        if isinstance(request, StartProcess):
+            return Exited(id=request.id, status=3)
+        return super().answer(request)
+
+
+def test_a_process_may_end_before_its_start_is_reported() -> None:
+    channel, listener = _Forgetful(), RecordingListener()
+    agent, (process,) = start(channel, listener)  # which waits for the start
+    assert process.poll() == 3
+    agent.close()
+
+
 class _Silent(FakeChannel):
     def send(self, message: bytes) -> None:
         """Take a message and answer nothing."""
