@@ -42,7 +42,7 @@ A process prints to standard output:
     {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds": 0.2}
         worker 0, once a snapshot is complete on disk
     {"event": "exchange_plan", "plan": "..."}
-        worker 0, once `--exchange=auto` has chosen; the text of `exchange_plan.json`
+        worker 0, once `--exchange=auto` or `hybrid` has chosen; the text of `exchange_plan.json`
     {"event": "paused", "snapshot": 120, "is_part": false, "message": "", "regrouped": false}
         a process that waits for the next start, see `Paused`
     {"event": "done"}

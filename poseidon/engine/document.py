@@ -100,7 +100,7 @@ class TrainingDocument(WorkerDocument):
 
     Attributes:
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
-        exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
+        exchange_plan: the plan of `--exchange=auto` or `hybrid` from an earlier start or run, as
             `RecordedPlan.to_json` has it; empty: it chooses.
         copies: hosts that keep a copy of each memory snapshot beside the first; 0: the job makes
             none, and a worker ends when it has lost a peer.

@@ -208,8 +208,8 @@ class TrainingWork(Work[Training]):
         )
 
     def report_plan(self, built: Built, number: int = 0) -> None:
-        """Log the plan of an exchange, if there is anything to exchange; report one that
-        `--exchange=auto` has chosen.
+        """Log the plan of an exchange, if there is anything to exchange; report one that later starts
+        need.
 
         Args:
             built: the exchange.

@@ -123,8 +123,8 @@ def build_exchange(
         member: this worker and its job. `Network.interruption` may end all waits, also the waits of
             this call, except `connect`.
         connect: exchanges addresses with the rest of the job.
-        schemes: of each tensor, that `--exchange=auto` has chosen in an earlier run; empty: it
-            chooses.
+        schemes: of each tensor, that `--exchange=auto` or `hybrid` has chosen in an earlier start or
+            run; empty: it chooses.
         shards: where the workers of a host have shards of a module: of each plane, in the form of
             `tensors`, which are this worker's; the same on all workers. Values are not read. The
             workers of a host call `begin` with mean gradients over the host. Empty: all workers
@@ -186,8 +186,7 @@ def _build(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
         return replace(build_alone(_cut(arguments)), recorded=_keeps_plan(job))
     if schemes:
         plan = replace(arguments.plan, basis="the plan of an earlier run")
-        built = build_server(_cut(replace(arguments, plan=plan)))
-        return replace(built, recorded=job.options.chooses)
+        return replace(build_server(_cut(replace(arguments, plan=plan))), recorded=True)
     if member.options.kind is ExchangeKind.ALLREDUCE:
         return build_allreduce(_cut(arguments))
     if not job.chooses:
@@ -207,20 +206,21 @@ def _cut(arguments: BuildArguments) -> BuildArguments:
 
 
 def _takes_schemes(member: Membership, schemes: Sequence[Scheme]) -> bool:
-    """Return whether the job takes over the schemes of an earlier run: `auto` does. `hybrid` does
-    where it continues with virtual workers, as their number would give it another plan than the
-    cluster of that run.
+    """Return whether the job takes over the schemes of an earlier start or run: `auto` does, and
+    `hybrid`, which would count other workers and shards, except schemes that it never chooses.
     """
-    of_cluster = member.options.kind is ExchangeKind.HYBRID and member.virtual_workers is not None
-    return member.options.chooses or (of_cluster and Scheme.ALLREDUCE not in schemes)
+    options = member.options
+    return options.chooses or (options.keeps_schemes and Scheme.ALLREDUCE not in schemes)
 
 
 def _keeps_plan(member: Membership) -> bool:
-    """Return whether a resumed job takes over the plan, though it was not measured: without virtual
-    workers of its own it would measure.
+    """Return whether later starts and resumed runs take over the plan, though it was not measured:
+    without virtual workers of their own they would measure, or count other workers and shards.
     """
     virtual = member.virtual_workers
-    return member.options.chooses and virtual is not None and virtual.count > 1
+    several = virtual is not None and virtual.count > 1
+    of_cluster = member.options.kind is ExchangeKind.HYBRID and not member.alone
+    return member.options.keeps_schemes and (several or of_cluster)
 
 
 def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None:
@@ -284,6 +284,7 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
         own: Sequence[Trained],
         own_settings: ExchangeSettings,
         shards: Sequence[Sequence[Trained]],
+        schemes: Sequence[Scheme] = (),
     ) -> Built:
         return build_exchange(
             own,
@@ -302,7 +303,7 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
         network=replace(network, timeout_s=network.timeout_s * options.local_steps),
     )
     if is_synchronous(options, tensors, settings):
-        return build(tensors, settings, arguments.shards)
+        return build(tensors, settings, arguments.shards, schemes)
     # whose changes count the same: the workers, or the hosts where these divide the tensors
     senders = member.seat.host_count if arguments.shards else network.size
     delayed = senders if options.staleness and not member.alone else 0
@@ -324,7 +325,7 @@ def _build_local_steps(arguments: BuildArguments, schemes: Sequence[Scheme]) -> 
         built = _build_parts(outer, in_background=options.sync_delay > 0)
     else:
         shards = [anchors_of(plane, rule) for plane in arguments.shards]
-        built = build(anchors, outer_settings, shards)
+        built = build(anchors, outer_settings, shards)  # no factors: schemes follow from that
     rounds = RoundsCarrier(
         built.exchange,
         tensors,

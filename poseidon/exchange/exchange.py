@@ -264,7 +264,7 @@ class Built:
         tables: for each table of the store the indices of its tensors.
         encoded: indices of the tensors whose gradients lose bits on the way to the shards.
         client: this worker's connection to the shards; None without shards.
-        recorded: whether `--exchange=auto` has chosen the plan: a resumed run needs the same one.
+        recorded: whether later starts and resumed runs need the same plan (`--exchange=auto`, `hybrid`).
     """
 
     exchange: Exchange

@@ -390,6 +390,11 @@ class ExchangeOptions:
         return self.kind is ExchangeKind.AUTO and plain and self.precision is Precision.FLOAT32
 
     @property
+    def keeps_schemes(self) -> bool:
+        """Whether later starts and resumed runs keep the scheme of each tensor."""
+        return self.chooses or self.kind is ExchangeKind.HYBRID
+
+    @property
     def streams(self) -> bool:
         """Whether parts of the tensors travel at different iterations, or while local steps are
         made.

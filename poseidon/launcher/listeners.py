@@ -104,7 +104,7 @@ class StragglerReports(JobListener):
 
 
 class PlanFile(JobListener):
-    """Keeps the plan that `--exchange=auto` has chosen in `<output>/exchange_plan.json`.
+    """Keeps the plan that `--exchange=auto` or `hybrid` has chosen in `<output>/exchange_plan.json`.
 
     Args:
         folder: the job's output folder.

@@ -107,7 +107,8 @@ class CheckpointHead:
         steps: finished.
         workers: virtual workers of the job that has written it; by default its workers.
         has_virtual: whether the job was told their number.
-        exchange_plan: that `--exchange=auto` has chosen, as `RecordedPlan.to_json`; empty: none.
+        exchange_plan: that `--exchange=auto` or `hybrid` has chosen, as `RecordedPlan.to_json`; empty:
+            none.
     """
 
     steps: int

@@ -38,7 +38,7 @@ from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.device import choose_fastest
 from poseidon.exchange.exchange import Built
-from poseidon.exchange.options import ExchangeKind, Scheme
+from poseidon.exchange.options import Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.observe.metrics.netoutputs import NetOutputs
 from poseidon.observe.metrics.record import Sink
@@ -147,9 +147,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 trace=trace,
                 schemes=self._known_schemes(replica, state),
             )
-        if built.recorded or (
-            document.member.options.kind is ExchangeKind.HYBRID and built.store is not None
-        ):
+        if built.recorded:
             self._schemes = tuple(choice.scheme for choice in built.plan.choices)
         self.launcher.heartbeat.facts["most_lead"] = document.member.options.most_lead
         layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -73,13 +74,36 @@ def test_small_tensors_share_a_table(kind: ExchangeKind, tables: list[tuple[Keep
     assert [(table.keeping, table.size) for table in (store.tables if store else ())] == tables
 
 
-def _build_two(connect: Addresses, options: ExchangeOptions) -> list[Built]:
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (ExchangeOptions(kind=ExchangeKind.AUTO), True),
+        (ExchangeOptions(kind=ExchangeKind.HYBRID), True),
+        (ExchangeOptions(kind=ExchangeKind.HYBRID, precision=Precision.FLOAT16), True),
+        (ExchangeOptions(kind=ExchangeKind.HYBRID, local_steps=2), False),
+        (ExchangeOptions(kind=ExchangeKind.FACTORS), False),
+    ],
+)
+def test_a_job_that_chooses_keeps_its_schemes(options: ExchangeOptions, kept: bool) -> None:
+    """A later start may have other workers and shards, for which it would choose differently."""
+    schemes = [Scheme.SERVER, Scheme.FACTORS, Scheme.SERVER]
+    with job_addresses(options.kind, 2, 2) as connect:
+        built = _build_two(connect, options, schemes)
+    assert [[choice.scheme for choice in b.plan.choices] == schemes for b in built] == [kept] * 2
+    assert kept <= all(b.recorded for b in built)
+
+
+def _build_two(
+    connect: Addresses, options: ExchangeOptions, schemes: Sequence[Scheme] = ()
+) -> list[Built]:
     """Build the exchanges of two workers, and close them."""
 
     def build_one(rank: int) -> Built:
         network = Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S)
         member = Membership(network=network, shards=2, options=options)
-        built = build_exchange(tensors(), ExchangeSettings(), member, connect.of(rank))
+        built = build_exchange(
+            tensors(), ExchangeSettings(), member, connect.of(rank), schemes=schemes
+        )
         built.exchange.close()
         return built
 
