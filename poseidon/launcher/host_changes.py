@@ -61,6 +61,8 @@ class HostChanges(JobListener):
         )
         self.leaving: frozenset[int] = frozenset()
         """The ids of the hosts that the next start does without."""
+        self.new: frozenset[int] = frozenset()
+        """The ids of the hosts that the last start has taken in."""
         self._lock = threading.Lock()
         self._commands = RequestFiles(Registry(read_settings().state_folder).folder, job.id)
 
@@ -111,6 +113,7 @@ class HostChanges(JobListener):
             works = any(one.works for one in prepared if one.spec.name.client == host.id)
             if works and all(host.id != each.id for each in (*present, *new)):
                 new.append(host)
+        self.new = frozenset(host.id for host in new)
         return new
 
     def _run(self) -> None:

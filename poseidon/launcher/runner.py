@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from poseidon.base.paths import short_path
 from poseidon.base.settings import read_settings
+from poseidon.cluster.events import Paused
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.supervision.background import (
     StartReport,
@@ -126,6 +128,7 @@ class _JobRun:
         copies = job.site.snapshot_copies(
             lambda: job.plan.workers[0].host, job.output / COPIES, show
         )
+        self._point = job.origin
         self._snapshots = SnapshotList(job.origin, show, copies)
         self._records = JobRecords(
             lambda: {
@@ -200,7 +203,7 @@ class _JobRun:
                 self._terminal.print(line)
 
     def start(self, attempt: int, point: StartingPoint) -> JobResult:
-        job = self._job
+        job, self._point = self._job, point
         try:
             if not point.memory:
                 self._make_ready(point)
@@ -249,12 +252,12 @@ class _JobRun:
             raise error
 
     def memory_point(self) -> tuple[StartingPoint, str] | None:
-        job, leaving = self._job, self._changes.leaving
+        job = self._job
+        paused = job.site.paused.of(job.plan)
+        apart = self._unconnected(paused)
+        leaving = self._changes.leaving | apart
         found = find_survivors(
-            job.plan,
-            job.site.paused.of(job.plan),
-            min_workers=job.request.min_workers,
-            leaving=leaving,
+            job.plan, paused, min_workers=job.request.min_workers, leaving=leaving
         )
         if found is None:
             return None
@@ -268,10 +271,24 @@ class _JobRun:
             job.renew_plan()
             return None
         self._changes.go_on(without=leaving - {host.id for host in found.hosts})
+        if out := [host for host in found.lost if host.id in apart]:
+            self._terminal.print(
+                f"{named(out)} cannot take part: it could not connect to the job's other hosts; open "
+                f"their ports, then: poseidon join {job.id} --host={out[0].address}"
+            )
         groups = [("without", found.lost), ("with", new)]
         changes = [f"{word} {named(hosts)}" for word, hosts in groups if hosts]
         phrase = f"{' and '.join(changes) or 'with the same clients'}: {job.description()}"
         return StartingPoint(iteration=found.iteration, memory=True), phrase
+
+    def _unconnected(self, paused: Mapping[ProcessName, Paused]) -> frozenset[int]:
+        """Return the hosts that were new with the start that has ended, if it came to no snapshot
+        though no process was lost: they and the others do not reach each other.
+        """
+        newest = max((at.snapshot or 0 for at in paused.values()), default=0)
+        in_vain = self._point.memory and newest <= self._point.iteration
+        is_whole = len(paused) == len(self._job.plan.roles)
+        return self._changes.new if in_vain and is_whole else frozenset()
 
     def how_to_restart(self) -> str:
         if self._job.request.max_restarts is not None:

@@ -4,7 +4,8 @@
 A worker reports an iteration once it is connected, and again when it goes on; the memory snapshot
 of the start that it continues from is one iteration later each time. With `--balance=auto` client c
 takes c + 1 seconds for each virtual worker. All workers of a job have the
-same folder, `output` of their document, through which one that regroups tells the others.
+same folder, `output` of their document, through which one that regroups tells the others. With a
+file `apart` in that folder a fourth worker cannot connect.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ def begin():
             train()
 def train():
     global snapshot, running
+    network = document["member"]["network"]
+    if network["size"] > 3 and os.path.exists(os.path.join(document["output"], "apart")):
+        if network["rank"] == 3:
+            pause(message="worker 3 could not connect to shard 0")
+        return
     snapshot += 1
     running = True
     if document["balances"]:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -399,3 +400,36 @@ def test_a_host_joins_on_request(
     assert [len(start) for start in watch.starts] == ([6, 8] if joins else [6])
     for name, pid in watch.starts[0].items():
         assert watch.starts[-1][name] == pid
+
+
+def test_a_host_that_cannot_connect_to_the_others_stays_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job tries once, and continues without it."""
+
+    def join(watch: Watch) -> None:
+        (watch._job.output / "apart").touch()
+        files = RequestFiles(Registry(read_settings().state_folder).folder, watch._job.id)
+        request = HostRequest(do="join", host="127.0.0.1")
+        ask = partial(files.ask, request, runs=lambda: True, limit_s=30.0)
+        threading.Thread(target=ask).start()
+
+    def note(watch: Watch, name: ProcessName, event: Mapping[str, object]) -> None:
+        on_event(watch, name, event)
+        if len(watch.starts) == 3 and event["event"] == "progress":
+            stop(watch)
+
+    on_event = Watch.on_event
+    monkeypatch.setattr(Watch, "on_event", note)
+    monkeypatch.setattr(ElasticJob, "virtual", 4)
+    watch = run_job(monkeypatch, tmp_path, join)
+    assert [len(start) for start in watch.starts] == [6, 8, 6]
+    assert watch.starts[0] == watch.starts[2]
+    said = capsys.readouterr().err
+    assert (
+        said.count("client 3 (127.0.0.1) cannot take part: it could not connect to the job's") == 1
+    )
+    assert (
+        "could not connect to shard 0; continuing from iteration 1 in memory, without client 3 "
+        "(127.0.0.1): 3 clients, 3 workers, 4 virtual workers, 3 shards" in said
+    )
