@@ -109,3 +109,14 @@ def test_other_dimensions_are_convolutions_where_all_filters_are_equal(count: in
 def test_filters_of_a_wrong_shape_are_an_error() -> None:
     with pytest.raises(RuntimeError, match="the filters have the shape"):
         run("LC", [numbers(1, 2, 4, 4), numbers(2, 2, 1, 2, 2, 2)], kernel=2, order="NCHW")
+
+
+def test_gradients_of_strided_filters_of_one_point_stay_in_their_memory() -> None:
+    x, w, dy = numbers(2, 8, 11, 2), numbers(3, 1, 1, 2), numbers(2, 4, 11, 3)
+    wanted = np.zeros_like(x)
+    wanted[:, ::2] = np.einsum("nhwo,oc->nhwc", dy, w[:, 0, 0])
+    for _ in range(30):
+        found = run(
+            "ConvGradient", [x, w, dy], 2, kernel=1, strides=[2, 1], order="NHWC", no_bias=1
+        )
+        np.testing.assert_allclose(found[1], wanted, rtol=1e-5, atol=1e-5)
