@@ -71,6 +71,11 @@ def _counts(images: Sequence[int], fit: Fit, like: Tensor) -> Tensor:
 class _Pool(Windowed):
     """An operator on windows of images of 1, 2 or 3 dimensions."""
 
+    def check_dense(self) -> None:
+        """Raise ValueError for dilated windows."""
+        if max(self.windows.dilation) > 1:
+            raise ValueError(f"only MaxPool takes a dilation; it is {list(self.windows.dilation)}")
+
     def images(self, *tensors: Tensor) -> list[Tensor]:
         """Return the tensors in the order NCHW.
 
@@ -132,6 +137,7 @@ class AveragePool(_Pool):
 
     def __init__(self, *, context: Context, count_include_pad: bool = False) -> None:
         super().__init__(context=context)
+        self.check_dense()
         self.include = count_include_pad
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -168,6 +174,7 @@ class LpPool(_Pool):
 
     def __init__(self, *, context: Context, p: float = 2.0) -> None:
         super().__init__(context=context)
+        self.check_dense()
         self.p = p
 
     def __call__(self, x: Tensor) -> Tensor:

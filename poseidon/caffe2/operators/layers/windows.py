@@ -194,8 +194,9 @@ class Windows:
                 output -= 1
             tail = (output - 1) * stride + reach - size - head
         if output < 1:
+            dilated = "" if dilation == 1 else f" with its dilation, {reach},"
             raise ValueError(
-                f"the kernel {kernel} is larger than the image with its padding, "
+                f"the kernel {kernel}{dilated} is larger than the image with its padding, "
                 f"{size + head + tail}"
             )
         return head, tail, output

@@ -57,6 +57,7 @@ def test_columns(order: str) -> None:
         ("Conv", [X, W], {"kernel": 3, "group": 2}, "4 channels in 2 groups do not fit a filter"),
         ("Conv", [X, W, B[:3]], {"kernel": 3}, r"the bias has the shape \[3\]"),
         ("Conv", [X[:, :, :2], W], {"kernel": 3}, "the kernel 3 is larger than the image"),
+        ("Conv", [X, W], {"kernel": 3, "dilation": 3}, "kernel 3 with its dilation, 7, is larger"),
         ("Conv", [X, W], {"kernel": 3, "stride": 0}, "stride or dilation below 1"),
         ("ConvTranspose", [X, W], {"kernel": 3, "adj": 1}, "the input has 4 channels"),
     ],

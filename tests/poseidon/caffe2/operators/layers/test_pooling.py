@@ -36,3 +36,11 @@ def test_a_norm_is_of_the_power_2_by_default() -> None:
     x = numbers(1, 1, 4, 4)
     (y,) = run("LpPool", [x], kernel=4)
     np.testing.assert_allclose(y.item(), np.sqrt((x * x).sum()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["AveragePool", "LpPool"])
+def test_means_and_norms_take_no_dilation(kind: str) -> None:
+    with pytest.raises(
+        (RuntimeError, ValueError), match=r"only MaxPool takes a dilation; it is \[2\]"
+    ):
+        run(kind, [X], kernel=2, dilation=2)
