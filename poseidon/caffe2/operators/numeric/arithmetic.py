@@ -72,7 +72,7 @@ def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
 
 @operator("LeakyReluGradient", expected="*S, *S")
 def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return torch.where(y > 0, dy, alpha * dy)
+    return torch.where(y >= 0, dy, alpha * dy)
 
 
 @operator("Scale", gradient="Scale(GO0) -> GI0")

@@ -39,7 +39,9 @@ def _sum(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
 def _reduction(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) -> None:
     @operator(name, gradient=f"{name}Gradient(GO0, I0, O0) -> GI0")
     def reduce(x: Tensor, *, axes: list[int] = [], keepdims: bool = True) -> Tensor:  # noqa: B006
-        return x.clone() if x.dim() == 0 else function(x, _axes(x, axes), keepdims)
+        if x.dim() == 0:
+            return function(x.reshape(1), [0], False)
+        return function(x, _axes(x, axes), keepdims)
 
 
 for _name, _function in {

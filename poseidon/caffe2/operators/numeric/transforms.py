@@ -157,7 +157,7 @@ def sparse_normalize(
     With `use_max_norm` shorter rows stay as they are.
     """
     rows = torch.unique(indices.reshape(-1).long())
-    part = w[rows].float().reshape(len(rows), -1)
+    part = w[rows].float().reshape(len(rows), w[:1].numel())
     length = part.norm(dim=1, keepdim=True)
     scaled = part * (norm / length.clamp(min=1e-12))
     kept = (length <= norm) if use_max_norm else torch.zeros_like(length, dtype=torch.bool)

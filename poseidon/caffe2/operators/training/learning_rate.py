@@ -71,7 +71,14 @@ def _inv(a: Arguments) -> Policy:
 
 def _poly(a: Arguments) -> Policy:
     power, last = a.real("power"), a.whole("max_iter", -1)
-    return lambda iteration: float((1 - iteration / last) ** power)
+
+    def rate(iteration: int) -> float:
+        found = (1 - iteration / last) ** power
+        if isinstance(found, complex):
+            raise ValueError(f"the policy poly has no rate at {iteration}, after max_iter {last}")
+        return float(found)
+
+    return rate
 
 
 def _gate(a: Arguments) -> Policy:

@@ -152,3 +152,8 @@ def test_division_by_a_root() -> None:
     x, scale = numbers(3, 2), np.array([4, 0, 1], dtype=np.int32)
     assert_run("SquareRootDivide", [x, scale], x / np.array([[2], [1], [1]]), rtol=1e-6)
     assert_gradients("SquareRootDivide", [x, scale], [0])
+
+
+def test_a_leaky_unit_passes_the_gradient_at_zero() -> None:
+    y, dy = np.array([-1, 0, 1], "f4"), np.array([2, 2, 2], "f4")
+    assert_run("LeakyReluGradient", [y, dy], np.array([1, 2, 2], "f4"), alpha=0.5)

@@ -58,3 +58,8 @@ def test_a_gradient_needs_the_shape_of_the_input_only(side: str, kind: str) -> N
     name = f"Reduce{side}{kind}Gradient"
     (wanted,) = run(name, [dy, x], num_reduce_dim=2)
     assert_run(name, [dy, np.array(x.shape)], wanted, num_reduce_dim=2)
+
+
+@pytest.mark.parametrize("kind", ["L1", "L2"])
+def test_the_norm_of_a_single_number_is_not_negative(kind: str) -> None:
+    assert_run(f"Reduce{kind}", [np.array(-1.5, "f4")], np.array(1.5, "f4"))

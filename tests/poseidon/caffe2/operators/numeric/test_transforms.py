@@ -113,6 +113,8 @@ def test_rows_of_one_norm(most: int, kept: int) -> None:
     half = run("Float16SparseNormalize", [w.astype("f2"), rows], in_place={0: 0}, norm=2.0)[0]
     assert half.dtype == np.float16
     np.testing.assert_allclose(half[0], [1.2, 1.6], rtol=1e-2)
+    (same,) = run("SparseNormalize", [w, rows[:0]], in_place={0: 0}, use_max_norm=most, norm=2.0)
+    np.testing.assert_array_equal(same, w)
 
 
 def test_pieces_may_be_given_by_class() -> None:

@@ -41,6 +41,11 @@ def test_an_unknown_policy_names_all() -> None:
         run("LearningRate", [np.array([1])], base_lr=0.5, policy="cubic")
 
 
+def test_a_root_ends_with_its_iterations() -> None:
+    with pytest.raises(RuntimeError, match="the policy poly has no rate at 12, after max_iter 10"):
+        run("LearningRate", [np.array([12])], base_lr=0.5, policy="poly", power=0.5, max_iter=10)
+
+
 def test_a_counter_counts_in_place_and_starts_at_zero() -> None:
     assert run("Iter", [np.array([4])], 1, {0: 0})[0] == [5]
     assert run("Iter", [])[0] == [0]
