@@ -5,11 +5,13 @@ the other:
 
     header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
     frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of
-             float32, except in Push and Value, whose header ends with their precision;
-             `encoded` ones are bytes of a codec or of packed rows. Numbers of rows are of uint32
+             float32, except the one of Push and Value and the first one of Initial, whose headers
+             end with its precision; `encoded` ones are bytes of a codec or of packed rows. Numbers
+             of rows are of uint32
 
-The header has the fields of the message in order, save those that are frames. A store and a row
-table are bytes of msgpack in it, by the types of their fields (`json_fields.py`).
+The header has the fields of the message in order, save those that are frames, and then that
+precision. A store and a row table are bytes of msgpack in it, by the types of their fields
+(`json_fields.py`).
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before
 any state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or
@@ -19,9 +21,8 @@ sender).
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -32,9 +33,23 @@ import ps_server.codecs.registry  # noqa: F401 - a store has codecs
 from ps_server.errors import RemoteProtocolError
 from ps_server.json_fields import listed, value_of
 from ps_server.protocol import messages as m
-from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_bytes
+from ps_server.protocol.fields import (
+    PLAIN,
+    PRECISIONS,
+    Buffer,
+    Header,
+    finite,
+    numbers,
+    ranks,
+    raw,
+    take_array,
+    take_arrays,
+    take_payload,
+    take_payloads,
+    take_rows,
+)
 from ps_server.protocol.row_settings import RowTableSpec
-from ps_server.protocol.settings import MAX_CLOCK, MAX_TABLES, StoreSpec
+from ps_server.protocol.settings import StoreSpec
 
 PROTOCOL_VERSION = 4
 MAX_HEADER_BYTES = 16 * 2**20
@@ -64,7 +79,7 @@ def encode(*messages: m.Message) -> list[Buffer]:
     packet: list[Buffer] = []
     for message in messages:
         kind = type(message)
-        fields, frames = _WRITERS[kind](message)
+        fields, frames = _FORMS[kind].write(message)
         packet.append(_pack([PROTOCOL_VERSION, _NUMBERS[kind], len(frames), *fields]))
         packet.extend(frames)
     return packet
@@ -127,14 +142,9 @@ def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
     if not (isinstance(kind, int) and 1 <= kind <= len(KINDS)):
         raise RemoteProtocolError(f"a header names the unknown kind {kind!r:.40}")
     try:
-        message = _READERS[KINDS[kind - 1]](fields := Fields(header[3:], frames))
+        return _FORMS[KINDS[kind - 1]].read(header[3:], frames)
     except ValueError as error:
         raise RemoteProtocolError(str(error)) from error
-    fields.end()
-    return message
-
-
-Written = tuple[Sequence[object], Sequence[Buffer]]
 
 
 # All workers send all shards the same description, so each process packs and reads it once.
@@ -155,18 +165,22 @@ class _Field(NamedTuple):
     """How a field of a message travels.
 
     Attributes:
-        read: takes it from a message.
-        head: returns its value in the header; None: it has none.
+        head: type of its value in the header; None: it has none.
+        write: makes that value; None: it is the field's own.
+        read: returns the field from that value; None: it is that value.
+        legal: the range of a whole number.
         frames: returns its frames; None: it has none.
+        take: takes it from the frames of a message that are left, which have a precision.
+        part: attribute of the field that its value in the header is made of.
     """
 
-    read: Callable[[Fields], Any]
-    head: Callable[[Any], object] | None = None
+    head: type | None = None
+    write: Callable[[Any], object] | None = None
+    read: Callable[[Any], object] | None = None
+    legal: range | None = None
     frames: Callable[[Any], Sequence[Buffer]] | None = None
-
-
-def _same(value: object) -> object:
-    return value
+    take: Callable[[list[Buffer], str], object] | None = None
+    part: str = ""
 
 
 def _floats(values: Sequence[float]) -> list[float]:
@@ -174,7 +188,7 @@ def _floats(values: Sequence[float]) -> list[float]:
 
 
 def _raw(arrays: Sequence[m.Payload]) -> list[Buffer]:
-    return [raw_bytes(array) for array in arrays]
+    return [frame for array in arrays for frame in raw(array)]
 
 
 def _precision(arrays: Sequence[m.Payload]) -> str:
@@ -182,93 +196,85 @@ def _precision(arrays: Sequence[m.Payload]) -> str:
 
 
 _FIELDS: dict[Any, _Field] = {
-    bool: _Field(Fields.flag, _same),
-    str: _Field(Fields.text, _same),
-    bytes: _Field(Fields.data, _same),
-    float: _Field(Fields.number, float),
-    m.AnyFloat: _Field(Fields.any_number, float),
-    tuple[float, ...]: _Field(Fields.any_numbers, _floats),
-    tuple[int, ...]: _Field(Fields.integers, list),
-    m.SignalKind: _Field(lambda f: m.SignalKind(f.integer(range(256))), lambda kind: kind.value),
-    StoreSpec: _Field(lambda f: _unpacked(StoreSpec, f.data()), _packed),
-    RowTableSpec: _Field(lambda f: _unpacked(RowTableSpec, f.data()), _packed),
-    m.Opaque: _Field(Fields.opaque, None, lambda payload: [payload]),
-    tuple[m.Opaque, ...]: _Field(Fields.payloads, None, list),
-    m.RowIds: _Field(Fields.rows, None, lambda rows: [raw_bytes(rows)]),
-    m.Array: _Field(Fields.array, None, lambda array: [raw_bytes(array)]),
-    Sequence[m.Array]: _Field(Fields.arrays, None, _raw),
-    Sequence[m.Payload]: _Field(lambda f: [f.first_array(f.text()), *f.arrays()], _precision, _raw),
+    bool: _Field(bool),
+    str: _Field(str),
+    bytes: _Field(bytes),
+    float: _Field(float, float, finite),
+    m.AnyFloat: _Field(float, float),
+    tuple[float, ...]: _Field(list, _floats, numbers),
+    tuple[int, ...]: _Field(list, list, ranks),
+    m.SignalKind: _Field(int, None, m.SignalKind, part="value"),
+    StoreSpec: _Field(bytes, _packed, partial(_unpacked, StoreSpec)),
+    RowTableSpec: _Field(bytes, _packed, partial(_unpacked, RowTableSpec)),
+    m.Opaque: _Field(frames=lambda payload: [payload], take=take_payload),
+    tuple[m.Opaque, ...]: _Field(frames=list, take=take_payloads),
+    m.RowIds: _Field(frames=raw, take=take_rows),
+    m.Array: _Field(frames=raw, take=take_array),
+    m.Payload: _Field(str, PRECISIONS.__getitem__, frames=raw, take=take_array, part="dtype"),
+    Sequence[m.Array]: _Field(frames=_raw, take=take_arrays),
+    Sequence[m.Payload]: _Field(str, _precision, frames=_raw, take=take_arrays),
 }
 """By the type of the field; a whole number has the range of its type."""
 
 
 def _field_of(hint: Any) -> _Field:
     legal = [legal for legal in getattr(hint, "__metadata__", ()) if isinstance(legal, range)]
-    return _Field(partial(Fields.integer, legal=legal[0]), _same) if legal else _FIELDS[hint]
+    return _Field(int, legal=legal[0]) if legal else _FIELDS[hint]
 
 
-def _writer(fields: Mapping[str, _Field]) -> Callable[[Any], Written]:
-    heads = [(name, field.head) for name, field in fields.items() if field.head]
-    frames = [(name, field.frames) for name, field in fields.items() if field.frames]
-    if fields and all(made is _same for _, made in heads) and not frames:  # without a call a field
-        get = attrgetter(*fields)
-        return lambda message: (get(message) if len(heads) > 1 else (get(message),), ())
+class _Form:
+    """The form in which messages of a kind travel. A field costs no call, save where it must."""
 
-    def write(message: Any) -> Written:
-        head = [made(getattr(message, name)) for name, made in heads]
-        return head, [frame for name, made in frames for frame in made(getattr(message, name))]
+    def __init__(self, kind: type[m.Message]) -> None:
+        hints = get_type_hints(kind, include_extras=True)
+        fields = {name: _field_of(hint) for name, hint in hints.items()}
+        in_head = [(name, field) for name, field in fields.items() if field.head]
+        in_head.sort(key=lambda each: each[1].take is not None)  # the precision is the last
+        self._kind = kind
+        self._heads = tuple(field.head for _, field in in_head)
+        paths = [f"{name}.{field.part}".rstrip(".") for name, field in in_head]
+        self._values = attrgetter("__class__", "__class__", *paths)  # a tuple of any length
+        self._writes = [(at, f.write) for at, (_, f) in enumerate(in_head) if f.write]
+        self._reads = [(at, f.read) for at, (_, f) in enumerate(in_head) if f.read]
+        self._ranges = [(at, f.legal) for at, (_, f) in enumerate(in_head) if f.legal]
+        self._frames = [(name, f.frames) for name, f in fields.items() if f.frames]
+        self._takes = [(at, f.take) for at, f in enumerate(fields.values()) if f.take]
+        self._names_precision = any(field.head and field.take for field in fields.values())
 
-    return write
+    def write(self, message: m.Message) -> tuple[Header, list[Buffer]]:
+        """Return what a message has in its header, and its frames."""
+        head = [*self._values(message)[2:]]
+        frames: list[Buffer] = []
+        for at, made in self._writes:
+            head[at] = made(head[at])
+        for name, frames_of in self._frames:
+            frames += frames_of(getattr(message, name))
+        return head, frames
 
-
-def _reader(kind: type[m.Message], fields: Mapping[str, _Field]) -> Callable[[Fields], m.Message]:
-    reads = [field.read for field in fields.values()]
-    return lambda f: kind(*[read(f) for read in reads])
-
-
-def _write_push(push: m.Push) -> Written:
-    head = [push.table, push.chunk, push.clock, float(push.rate), push.count]
-    return [*head, PRECISIONS[push.array.dtype]], [raw_bytes(push.array)]
-
-
-def _write_value(value: m.Value) -> Written:
-    head = [value.table, value.chunk, value.clock, value.own]
-    return [*head, PRECISIONS[value.array.dtype]], [raw_bytes(value.array)]
-
-
-_PUSH_FIELDS = (int, int, int, float, int, str)
-_VALUE_FIELDS = (int, int, int, int, str)
-
-
-def _read_push(f: Fields) -> m.Push:
-    table, chunk, clock, rate, count, precision = f.leading(_PUSH_FIELDS)
-    _check_place(table, chunk, clock)
-    if not (math.isfinite(rate) and 1 <= count < 2**31):
-        raise RemoteProtocolError(f"a push of {count} iterations at rate {rate}")
-    return m.Push(table, chunk, clock, rate, f.payload(precision), count)
-
-
-def _read_value(f: Fields) -> m.Value:
-    table, chunk, clock, own, precision = f.leading(_VALUE_FIELDS)
-    _check_place(table, chunk, clock)
-    if not 0 <= own < MAX_CLOCK:
-        raise RemoteProtocolError(f"a value with {own} pushes of the receiver's own")
-    return m.Value(table, chunk, clock, own, f.payload(precision))
-
-
-def _check_place(table: int, chunk: int, clock: int) -> None:
-    if not (0 <= table < MAX_TABLES and 0 <= chunk < m.MAX_CHUNKS and 0 <= clock < MAX_CLOCK):
-        raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
+    def read(self, values: Header, frames: Sequence[Buffer]) -> m.Message:
+        """Return the message."""
+        if tuple(map(type, values)) != self._heads:
+            kinds = [kind.__name__ for kind in self._heads if kind]
+            raise RemoteProtocolError(
+                f"a {self._kind.__name__} has more fields or frames, or others, than {kinds}"
+            )
+        for at, legal in self._ranges:
+            if values[at] not in legal:
+                raise RemoteProtocolError(
+                    f"field {at} of a {self._kind.__name__} is {values[at]}; "
+                    f"expected {legal[0]} to {legal[-1]}"
+                )
+        for at, made in self._reads:
+            values[at] = made(values[at])
+        precision, left = values.pop() if self._names_precision else PLAIN, [*frames]
+        for at, take in self._takes:
+            values.insert(at, take(left, precision))
+        if left:
+            raise RemoteProtocolError("a message has more fields or frames than its kind")
+        return self._kind(*values)
 
 
 KINDS: tuple[type[m.Message], ...] = get_args(m.Message)
 """A kind's number on the wire is its place here, from 1."""
-_WRITERS: dict[type, Callable[[Any], Written]] = {m.Push: _write_push, m.Value: _write_value}
-_READERS: dict[type, Callable[[Fields], m.Message]] = {m.Push: _read_push, m.Value: _read_value}
-"""Those of every step, by hand; all others by the types of their fields."""
-for _kind in KINDS:
-    if _kind not in _WRITERS:
-        _hints = get_type_hints(_kind, include_extras=True)
-        _fields = {name: _field_of(hint) for name, hint in _hints.items()}
-        _WRITERS[_kind], _READERS[_kind] = _writer(_fields), _reader(_kind, _fields)
+_FORMS = {kind: _Form(kind) for kind in KINDS}
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS, 1)}

@@ -41,6 +41,7 @@ ClockId = Annotated[int, range(MAX_CLOCK)]
 Element = Annotated[int, range(2**44)]
 """Of the history of a chunk."""
 Natural = Annotated[int, range(2**31)]
+Count = Annotated[int, range(1, 2**31)]
 Slots = Annotated[int, range(1, 2**20)]
 RowTableId = Annotated[int, range(MAX_ROW_TABLES)]
 RowPlace = Annotated[int, range(MAX_ROWS + 1)]
@@ -134,7 +135,7 @@ class Push:
     clock: ClockId
     rate: float
     array: Payload
-    count: Natural = 1
+    count: Count = 1
 
 
 @dataclass(frozen=True, slots=True)
