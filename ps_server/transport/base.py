@@ -12,18 +12,49 @@ above knows that it has arrived.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ps_server.keys import Keyring
 
 Buffer = bytes | bytearray | memoryview
 Frames = Sequence[Buffer]
+Peer = TypeVar("Peer")
 
 MAX_BATCH = 256
 """Most messages that one `receive` returns, so that no peer can starve the others."""
 
 
-class ServerTransport(Protocol):
+class Transport(Protocol[Peer]):
+    """An end of connections with several peers."""
+
+    def receive(self, timeout_s: float) -> list[tuple[Peer, Frames]]:
+        """Return what has come, as (peer, frames); waits up to `timeout_s` seconds for the first.
+
+        Raises:
+            PeerLost: a shard that was connected has ended, or cannot be reached any more.
+            PeerUnreachable: a shard could not be connected to within the transport's limit.
+        """
+
+    def blocks(self, peer: Peer, /) -> bool:
+        """Return whether it is too early to try again to send to a peer that took nothing."""
+
+    def send(self, peer: Peer, frames: Frames, /) -> bool:
+        """Send to a peer; returns whether the frames were taken. A server drops them if the peer
+        has gone.
+        """
+
+    def wake(self) -> None:
+        """Make a waiting `receive` return. Any thread may call it."""
+
+    def close(self, *, drops: bool = False) -> None:
+        """Send what is still queued, for a moment, and let go of the address and the connections.
+
+        Args:
+            drops: drop it instead.
+        """
+
+
+class ServerTransport(Transport[bytes], Protocol):
     """The end that is bound to an address and answers peers by their name."""
 
     @property
@@ -47,57 +78,12 @@ class ServerTransport(Protocol):
     def known(self, peer: bytes) -> None:
         """Note that a peer is the job's. Connections of others end when they become too many."""
 
-    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """Return what has come, as (peer, frames); waits up to `timeout_s` seconds for the
-        first.
-        """
 
-    def blocks(self, peer: bytes) -> bool:
-        """Return whether it is too early to try again to send to a peer that took nothing."""
-
-    def send(self, peer: bytes, frames: Frames) -> bool:
-        """Send to a peer, or drop the frames if it has gone; returns whether they were taken."""
-
-    def wake(self) -> None:
-        """Make a waiting `receive` return. Any thread may call it."""
-
-    def close(self, *, drops: bool = False) -> None:
-        """Send what is still queued, for a moment, and let go of the address.
-
-        Args:
-            drops: drop it instead.
-        """
-
-
-class ClientTransport(Protocol):
+class ClientTransport(Transport[int], Protocol):
     """The end that is connected to every shard, by index."""
-
-    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """Return what has come, as (shard, frames); waits up to `timeout_s` seconds for the first.
-
-        Raises:
-            PeerLost: a shard that was connected has ended, or cannot be reached any more.
-            PeerUnreachable: a shard could not be connected to within the transport's limit.
-        """
-
-    def blocks(self, shard: int) -> bool:
-        """Return whether it is too early to try again to send to a shard that took nothing."""
-
-    def send(self, shard: int, frames: Frames) -> bool:
-        """Send to a shard; returns whether the frames were taken."""
 
     def done_with(self, shard: int) -> None:
         """Note that a shard has all that was sent: its end is not a loss."""
-
-    def wake(self) -> None:
-        """Make a waiting `receive` return. Any thread may call it."""
-
-    def close(self, *, drops: bool = False) -> None:
-        """Send what is still queued, for a moment, and disconnect.
-
-        Args:
-            drops: drop it instead.
-        """
 
 
 class TrackedTransport(ClientTransport, Protocol):
