@@ -6,25 +6,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ps_server.codecs.base import SEGMENT_ELEMENTS, Array, Codec, Encoded, Key, aligned
 from ps_server.errors import RemoteProtocolError, SpecError
 
+CPU = torch.device("cpu")
 MAX_FRACTION = 0.5
 """Largest part of the elements that is sent: an element costs more than a float32."""
 
 
 @dataclass(frozen=True)
 class SegmentCodec(Codec):
-    """A codec of some elements; a subclass chooses them, in `encode`, and adds them, in `add`.
+    """A codec of some elements, which its chooser chooses; a subclass adds them, in `add`.
 
     Args:
         fraction: the part of the elements that is sent; above 0, at most 0.5.
     """
 
+    chooser: ClassVar[type[Largest | Drawn]]
     fraction: float
 
     def __post_init__(self) -> None:
@@ -103,7 +108,8 @@ class TopK(SegmentCodec):
         positions, values = self._split(out, exact.size)
         out[positions.nbytes : out.size - values.nbytes] = 0
         for rows, at, sent, _ in self.slices(exact, key):
-            largest = _largest(rows, sent)
+            chosen = Largest(rows.shape, sent, key)(torch.from_numpy(rows), key.clock)
+            largest = chosen.numpy()
             positions[at] = largest.reshape(-1)
             values[at] = taken(rows, largest)
 
@@ -129,20 +135,6 @@ class TopK(SegmentCodec):
         return encoded[: 2 * count].view("<u2"), encoded[aligned(2 * count) :].view("<f4")
 
 
-def _largest(rows: Array, count: int) -> NDArray[np.int64]:
-    """Return the positions of each row's largest magnitudes, in order; of equal ones the lower
-    positions.
-    """
-    magnitudes = np.abs(rows).view(np.int32)  # in the order of the numbers, NaN above all
-    at = rows.shape[1] - count
-    least = np.partition(magnitudes, at, axis=1)[:, at : at + 1]
-    chosen = magnitudes >= least
-    for row in np.flatnonzero(chosen.sum(axis=1) > count):
-        equal = np.flatnonzero(magnitudes[row] == least[row])
-        chosen[row, equal[count - int(chosen[row].sum()) :]] = False
-    return np.nonzero(chosen)[1].reshape(len(rows), count)
-
-
 @dataclass(frozen=True)
 class RandomK(SegmentCodec):
     """`randomk:F`: the elements at positions that follow from the key."""
@@ -163,33 +155,65 @@ class RandomK(SegmentCodec):
             add_at(rows, drawn(rows.shape, sent, own), values[at], sign)
 
 
-def drawn(shape: tuple[int, ...], sent: int, key: Key) -> NDArray[np.int64]:
-    """Return positions in increasing order for each segment of a chunk, by a generator without a
-    state.
+class Largest:
+    """Chooses the largest magnitudes of each row, NaN above all; of equal ones the lower positions.
 
     Args:
-        shape: number of segments, and their length; one position comes from each of `sent` equal
-            parts of a segment.
+        shape: number of segments, which are the rows, and their length.
         sent: positions for each segment.
         key: of the first segment.
+        device: of the elements.
     """
-    segments, length = shape
-    at = edges(length, sent)
-    first = (np.arange(segments) + key.segment) * SEGMENT_ELEMENTS
-    counters = (first[:, None] + np.arange(sent)).astype(np.uint64)
-    hashed = _mixed(counters + np.uint64(state_of(key.table, key.clock)))
-    return (at[:-1] + hashed % (at[1:] - at[:-1])).astype(np.int64)
+
+    def __init__(
+        self, shape: tuple[int, ...], sent: int, key: Key, device: torch.device = CPU
+    ) -> None:
+        self._sent = sent
+        self._positions = torch.arange(shape[1]).to(device)
+
+    def __call__(self, rows: Tensor, clock: int) -> Tensor:
+        """Return positions in each row, in increasing order."""
+        magnitudes = rows.view(torch.int32).bitwise_and(0x7FFFFFFF).to(torch.int64)
+        order = magnitudes * SEGMENT_ELEMENTS - self._positions  # no two are equal
+        return order.topk(self._sent, dim=1, sorted=False).indices.sort(dim=1).values
 
 
-def edges(length: int, sent: int) -> NDArray[np.uint64]:
-    """Return where the equal parts of a segment begin, and its end."""
-    return np.arange(sent + 1, dtype=np.uint64) * np.uint64(length) // np.uint64(sent)
+class Drawn:
+    """Draws positions by a generator without a state, with 64 bits in signed numbers: one comes from
+    each of `sent` equal parts of a segment.
+
+    Args:
+        shape, sent, key, device: see `Largest`.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], sent: int, key: Key, device: torch.device = CPU
+    ) -> None:
+        segments, length = shape
+        self._table = key.table
+        at = np.arange(sent + 1) * length // sent
+        counters = (key.segment + np.arange(segments))[:, None] * SEGMENT_ELEMENTS + np.arange(sent)
+        self._starts = torch.from_numpy(at[:-1].copy()).to(device)
+        self._widths = torch.from_numpy(np.diff(at)).to(device)
+        self._counters = torch.from_numpy(counters).to(device)
+        self._carries = torch.from_numpy(2**32 % np.diff(at)).to(device)
+
+    def __call__(self, rows: Tensor | None, clock: int) -> Tensor:
+        """Return positions in each row, in increasing order."""
+        mixed = self._counters + _signed(_mixed(_mixed(self._table) + clock) + STEP)
+        for shift, factor in MIXES:
+            mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
+        mixed = mixed ^ _shifted(mixed, 31)
+        high, low = _shifted(mixed, 32) % self._widths, (mixed & 0xFFFFFFFF) % self._widths
+        return self._starts + (high * self._carries + low) % self._widths
 
 
-def state_of(table: int, clock: int) -> int:
-    """Return 64 bits to which each counter is added before it is mixed."""
-    state = _mixed(np.full(1, table, np.uint64))
-    return int(_mixed(state + np.uint64(clock))[0])
+TopK.chooser, RandomK.chooser = Largest, Drawn
+
+
+def drawn(shape: tuple[int, ...], sent: int, key: Key) -> NDArray[np.int64]:
+    """Return the positions that `Drawn` draws."""
+    return Drawn(shape, sent, key)(None, key.clock).numpy()
 
 
 STEP = 0x9E3779B97F4A7C15
@@ -197,8 +221,19 @@ MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 """Shifts and factors of splitmix64 (Steele et al., OOPSLA 2014)."""
 
 
-def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = z + np.uint64(STEP)
+def _mixed(z: int) -> int:
+    z = (z + STEP) % 2**64
     for shift, factor in MIXES:
-        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-    return z ^ (z >> np.uint64(31))
+        z = (z ^ (z >> shift)) * factor % 2**64
+    return z ^ (z >> 31)
+
+
+def _signed(bits: int) -> int:
+    """Return the signed number with these 64 bits."""
+    return (bits + 2**63) % 2**64 - 2**63
+
+
+def _shifted(numbers: Tensor, by: int) -> Tensor:
+    """Shift 64 bits to the right, with zeros from the left."""
+    found: Tensor = (numbers >> by) & (2 ** (64 - by) - 1)
+    return found

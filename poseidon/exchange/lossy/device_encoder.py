@@ -13,16 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ps_server import Precision, StoreSpec, TableSpec
 from ps_server.codecs.base import SEGMENT_ELEMENTS
 from ps_server.codecs.blocks import BlockCodec
-from ps_server.codecs.segments import MIXES, STEP, RandomK, TopK, edges, state_of
+from ps_server.codecs.segments import Drawn, Largest, RandomK, SegmentCodec, TopK
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import TORCH_TYPES, bounds, of_pushes, round_into
+from ps_server.protocol.precision import TORCH_TYPES, bounds, key_of, of_pushes, round_into
 
 SMALLEST_NORMAL = 2.0**-126
 
@@ -43,27 +42,23 @@ class DeviceEncoder:
     def __init__(
         self,
         chunks: Sequence[Chunk],
-        how: BlockCodec | TopK | RandomK | Precision,
+        how: BlockCodec | SegmentCodec | Precision,
         device: torch.device,
     ) -> None:
         size = sum(chunk.size for chunk in chunks)
         self.held_back = torch.zeros(size, dtype=torch.float32, device=device)
         self.codec = None if isinstance(how, Precision) else how
         self._chunks = chunks
-        self._choosers: list[_Chooser] = []
+        self._choosers: list[Largest | Drawn] = []
         if isinstance(how, Precision):
             self._sent = torch.empty(size, dtype=TORCH_TYPES[how], device=device)
             return
         self._sent = torch.zeros(bounds(chunks, how)[-1], dtype=torch.uint8, device=device)
-        if isinstance(how, TopK | RandomK):
-            first = chunks[0].start // SEGMENT_ELEMENTS
+        if isinstance(how, SegmentCodec):
+            key = key_of(chunks[0], 0)
             for rows, length, sent in how.parts(size):
-                self._choosers.append(
-                    _Drawn(chunks[0].table, rows, length, sent, first, device)
-                    if isinstance(how, RandomK)
-                    else _Largest(length, sent, device)
-                )
-                first += rows
+                self._choosers.append(how.chooser((rows, length), sent, key, device))
+                key = key._replace(segment=key.segment + rows)
 
     def encode(self, gradient: Tensor, clock: int) -> Tensor:
         """Return what to send in place of a flat gradient, chunk after chunk, in memory that is used
@@ -121,71 +116,6 @@ class DeviceEncoder:
                 bodies[first : first + count * body].view(count, body)
             )
             at, first, place = at + count * head, first + count * body, place + count * whole
-
-
-class _Largest:
-    """Chooses as `TopK` does.
-
-    Args:
-        length: of the segments.
-        sent: positions of each.
-    """
-
-    def __init__(self, length: int, sent: int, device: torch.device) -> None:
-        self._sent = sent
-        self._positions = torch.arange(length).to(device)
-
-    def __call__(self, rows: Tensor, clock: int) -> Tensor:
-        """Return positions in each row, in increasing order."""
-        magnitudes = rows.view(torch.int32).bitwise_and(0x7FFFFFFF).to(torch.int64)
-        order = magnitudes * SEGMENT_ELEMENTS - self._positions  # no two are equal
-        return order.topk(self._sent, dim=1, sorted=False).indices.sort(dim=1).values
-
-
-class _Drawn:
-    """Draws as `RandomK` does, with 64 bits in signed numbers.
-
-    Args:
-        table: the number of the table.
-        rows: how many segments.
-        length: of them.
-        sent: positions of each.
-        first: the number of the first segment.
-    """
-
-    def __init__(
-        self, table: int, rows: int, length: int, sent: int, first: int, device: torch.device
-    ) -> None:
-        self._table = table
-        at = edges(length, sent).astype(np.int64)
-        counters = (first + np.arange(rows))[:, None] * SEGMENT_ELEMENTS + np.arange(sent)
-        self._starts = torch.from_numpy(at[:-1].copy()).to(device)
-        self._widths = torch.from_numpy(np.diff(at)).to(device)
-        self._counters = torch.from_numpy(counters).to(device)
-        self._carries = torch.from_numpy(2**32 % np.diff(at)).to(device)
-
-    def __call__(self, rows: Tensor, clock: int) -> Tensor:
-        """Return positions in each row, in increasing order."""
-        mixed = self._counters + _signed(state_of(self._table, clock) + STEP)
-        for shift, factor in MIXES:
-            mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
-        mixed = mixed ^ _shifted(mixed, 31)
-        high, low = _shifted(mixed, 32) % self._widths, (mixed & 0xFFFFFFFF) % self._widths
-        return self._starts + (high * self._carries + low) % self._widths
-
-
-_Chooser = _Largest | _Drawn
-
-
-def _signed(bits: int) -> int:
-    """Return the signed number with these 64 bits."""
-    return (bits + 2**63) % 2**64 - 2**63
-
-
-def _shifted(numbers: Tensor, by: int) -> Tensor:
-    """Shift 64 bits to the right, with zeros from the left."""
-    found: Tensor = (numbers >> by) & (2 ** (64 - by) - 1)
-    return found
 
 
 def device_encoders(
