@@ -8,7 +8,8 @@ names it, and the command line reads it without torch.
 from __future__ import annotations
 
 import math
-from dataclasses import Field, dataclass, fields, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -205,20 +206,34 @@ class ExchangeOptions:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if isinstance(value, int) and value < 0:
-                raise UsageError(f"{_flag(entry)}={value}: expected 0 or more")
-        if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
-            raise UsageError(f"--exchange=allreduce needs --staleness=0, not {self.staleness}")
-        if self.kind is ExchangeKind.ALLREDUCE and self.precision is not Precision.FLOAT32:
-            raise UsageError(
-                f"--exchange=allreduce needs --wire_precision=float32, not {self.precision.value}"
-            )
+                flag = title_of(self, entry.name)
+                raise UsageError(f"{flag}={value}: expected 0 or more")
+        if self.kind is ExchangeKind.ALLREDUCE:
+            self._require("--exchange=allreduce", "staleness", "precision")
         if self.bandwidth_mbps is not None and self.consistency is not Consistency.SSP_AGGR:
             raise UsageError(
                 f"--bandwidth_mbps is for --consistency=SSPAggr, not {self.consistency.value}"
             )
         if self._compressions():
-            self._check_compressed()
+            if self.kind is ExchangeKind.ALLREDUCE:
+                raise UsageError(
+                    "--compress needs the parameter server: --exchange=hybrid, ps or svb, not allreduce"
+                )
+            self._require("--compress", "staleness", "consistency", "precision")
+            if self.streams and self.names_powersgd:
+                raise UsageError(POWERSGD_IN_PARTS)
         self._check_local_steps()
+
+    def _others(self, names: Collection[str]) -> Iterator[tuple[str, str, str]]:
+        """Yield the flag, value and default of those of the options that are not as by default."""
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value != entry.default and entry.name in names:
+                yield title_of(self, entry.name), _text(value), _text(entry.default)
+
+    def _require(self, what: str, *names: str) -> None:
+        for flag, value, default in self._others(names):
+            raise UsageError(f"{what} needs {flag}={default}, not {value}")
 
     def _check_local_steps(self) -> None:
         if self.local_steps and self.kind is ExchangeKind.FACTORS:
@@ -228,14 +243,13 @@ class ExchangeOptions:
             )
         if not (self.outer_lr > 0 and math.isfinite(self.outer_lr)):
             raise UsageError(f"--local_steps=outer_lr={self.outer_lr:g}: expected a number above 0")
-        if not 0 <= self.outer_momentum < 1:
-            raise UsageError(
-                f"--local_steps=outer_momentum={self.outer_momentum:g}: expected 0 or more, and less than 1"
-            )
+        for name in ("outer_momentum", "sync_mix"):
+            if not 0 <= (share := getattr(self, name)) < 1:
+                flag = title_of(ExchangeOptions, name)
+                raise UsageError(f"{flag}={share:g}: expected 0 or more, and less than 1")
         if not self.local_steps:
-            for entry in fields(self):
-                if entry.name in LOCAL_STEPS and getattr(self, entry.name) != entry.default:
-                    raise UsageError(f"{_flag(entry)} needs local steps: give --local_steps=H too")
+            for flag, *_ in self._others(LOCAL_STEPS):
+                raise UsageError(f"{flag} needs local steps: give --local_steps=H too")
             return
         if not 1 <= self.sync_fragments <= self.local_steps:
             raise UsageError(
@@ -246,10 +260,6 @@ class ExchangeOptions:
             raise UsageError(
                 f"--local_steps={self.local_steps},delay={self.sync_delay}: expected a delay of less than "
                 f"{self.local_steps}"
-            )
-        if not 0 <= self.sync_mix < 1:
-            raise UsageError(
-                f"--local_steps=mix={self.sync_mix:g}: expected 0 or more, and less than 1"
             )
         self._check_quorum()
         if self.streams and (self.kind is ExchangeKind.ALLREDUCE or self.staleness):
@@ -269,17 +279,16 @@ class ExchangeOptions:
                     f"--local_steps=grace={self.quorum_grace:g} needs a quorum: give quorum=K too"
                 )
             return
-        others = {
-            f"--exchange={self.kind.value}": self.kind is ExchangeKind.ALLREDUCE,
-            f"--staleness={self.staleness}": self.staleness > 0,
-            "fragments and delay": self.streams,
-            f"--compress={self.compress}": bool(self._compressions()),
-            f"--wire_precision={self.precision.value}": self.precision is not Precision.FLOAT32,
-            f"--consistency={self.consistency.value}": (
-                self.consistency is not Consistency.SSP_PUSH
+        others = [
+            *(["--exchange=allreduce"] if self.kind is ExchangeKind.ALLREDUCE else []),
+            *(["fragments and delay"] if self.streams else []),
+            *(
+                f"{flag}={value}"
+                for flag, value, _ in self._others(["staleness", "precision", "consistency"])
             ),
-        }
-        if refused := next((flags for flags, given in others.items() if given), None):
+            *([f"--compress={self.compress}"] if self._compressions() else []),
+        ]
+        for refused in others:
             raise UsageError(
                 f"--local_steps=quorum={self.quorum} cannot be combined with {refused}: it needs whole rounds "
                 "in float32 through the parameter server"
@@ -331,11 +340,8 @@ class ExchangeOptions:
         """Return the first option that is not as by default, as a flag with its value; empty: all
         are.
         """
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if value != entry.default:
-                return f"{_flag(entry)}={value.value if isinstance(value, Enum) else value}"
-        return ""
+        given = self._others([entry.name for entry in fields(self)])
+        return next((f"{flag}={value}" for flag, value, _ in given), "")
 
     def check_workers_per_host(self, count: int) -> None:
         """Raise UsageError when this many workers on each host cannot exchange so."""
@@ -435,24 +441,6 @@ class ExchangeOptions:
             return self.check_replicas
         return -(-self.check_replicas // self.local_steps) * self.local_steps
 
-    def _check_compressed(self) -> None:
-        if self.kind is ExchangeKind.ALLREDUCE:
-            raise UsageError(
-                "--compress needs the parameter server: --exchange=hybrid, ps or svb, not allreduce"
-            )
-        if self.staleness:
-            raise UsageError(f"--compress needs --staleness=0, not {self.staleness}")
-        if self.consistency is not Consistency.SSP_PUSH:
-            raise UsageError(
-                f"--compress needs --consistency=SSPPush, not {self.consistency.value}"
-            )
-        if self.precision is not Precision.FLOAT32:
-            raise UsageError(
-                f"--compress needs --wire_precision=float32, not {self.precision.value}"
-            )
-        if self.streams and self.names_powersgd:
-            raise UsageError(POWERSGD_IN_PARTS)
-
 
 LOCAL_STEPS = frozenset(
     entry.name for entry in fields(ExchangeOptions) if (flag := flag_of(entry)) and flag.of
@@ -461,10 +449,9 @@ LOCAL_STEPS = frozenset(
 DEFAULT_OPTIONS = ExchangeOptions()
 
 
-def _flag(entry: Field[Any]) -> str:
-    """Return what messages call the flag of a field."""
-    flag = flag_of(entry)
-    return flag.title if flag else entry.name
+def _text(value: object) -> str:
+    """Return the value of an option as it is given."""
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def check_virtual_workers(placed: VirtualWorkers | None, options: ExchangeOptions) -> None:
