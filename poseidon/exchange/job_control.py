@@ -50,6 +50,7 @@ class JobControl(ABC):
         self.root = root
         self.ranks = ranks
         self.around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._requests: tuple[Signal, ...] = ()
 
     @abstractmethod
     def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
@@ -60,12 +61,12 @@ class JobControl(ABC):
         """See `request`."""
 
     @property
-    @abstractmethod
     def requests(self) -> tuple[Signal, ...]:
         """The requests of rank 0 that this worker has received so far.
 
         `clock` of each is the number of finished iterations to do it at.
         """
+        return self._requests
 
     def await_requests(self, count: int) -> None:
         """Wait until this worker has received so many, which another worker of its host has."""
@@ -139,7 +140,6 @@ class AloneControl(JobControl):
         super().__init__(root=root, ranks=ranks)
         self._lock = threading.Lock()
         self._clock = 0
-        self._requests: tuple[Signal, ...] = ()
 
     def start(self, iteration: int) -> None:
         with self._lock:
@@ -154,10 +154,6 @@ class AloneControl(JobControl):
     def _request(self, kind: SignalKind) -> None:
         with self._lock:
             self._requests += (Signal(kind, self._clock),)
-
-    @property
-    def requests(self) -> tuple[Signal, ...]:
-        return self._requests
 
 
 class ShardControl(JobControl):
@@ -212,7 +208,6 @@ class LinksControl(JobControl):
         self._peers = peers
         self._collections = Gatherings(peers, "Gather", partial(peers.check_left, -1))
         self._pending: deque[SignalKind] = deque()
-        self._requests: tuple[Signal, ...] = ()
         peers.on("Request", 2, self._note_request)
 
     def _gather(self, payload: bytes, to: Container[int] | None) -> Collection:
@@ -221,10 +216,6 @@ class LinksControl(JobControl):
     def _request(self, kind: SignalKind) -> None:
         with self._peers.monitor:
             self._pending.append(kind)
-
-    @property
-    def requests(self) -> tuple[Signal, ...]:
-        return self._requests
 
     def await_requests(self, count: int) -> None:
         self._peers.monitor.wait_for(

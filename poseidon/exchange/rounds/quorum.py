@@ -92,7 +92,6 @@ class QuorumRounds(JobControl):
         self._lock = threading.Lock()
         self._asked: list[SignalKind] = []  # of rank 0, that no round has brought
         self._sent: list[SignalKind] = []
-        self._requests: tuple[Signal, ...] = ()
         self.settle: Callable[[], None] = lambda: None
         self.open()
 
@@ -153,10 +152,6 @@ class QuorumRounds(JobControl):
     def _request(self, kind: SignalKind) -> None:
         with self._lock:
             self._asked.append(kind)
-
-    @property
-    def requests(self) -> tuple[Signal, ...]:
-        return self._requests
 
 
 def _read(payload: bytes) -> tuple[int, list[SignalKind]]:
