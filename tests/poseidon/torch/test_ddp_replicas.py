@@ -228,6 +228,30 @@ def test_a_script_registers_a_hook_after_an_evaluation(
     assert module.module.weight.grad.tolist() == [[1, 1]]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_an_optimizer_that_steps_within_backward(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch registers a hook of its own for it, which waits for a stream of the GPU."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    class Stream:
+        def wait_stream(self, other: object) -> None: ...
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
+    initialize(mesh)
+    try:
+        with modules_compared(ExchangeOptions(check_replicas=5)):
+            module = DistributedDataParallel(model)
+        module(torch.ones(1, 2)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(model.weight, before - 0.5)
+
+
 @pytest.mark.parametrize("is_evaluation", [False, True])
 def test_weights_that_differ_after_the_first_forward_pass(is_evaluation: bool) -> None:
     """As SAM moves them; an evaluation beside training, as of an average, does not count."""
