@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from poseidon.exchange.module_hooks import OfOneModule
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import ReplicaCheck, checksums
-from poseidon.torch.process_group.functions import replaced
+from poseidon.torch.process_group.functions import replaced, standing_for
 
 
 def reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Parameter]:
@@ -201,6 +201,7 @@ def each_made(
     """Use each DistributedDataParallel that is made inside the block."""
     construct = DistributedDataParallel.__init__
 
+    @standing_for(construct)
     def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         construct(self, *arguments, **named)
         use(self)

@@ -45,7 +45,7 @@ from poseidon.engine.document import ScriptDocument
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.errors import UsageError, counted
 from poseidon.torch import spawned
-from poseidon.torch.process_group.functions import replaced
+from poseidon.torch.process_group.functions import replaced, standing_for
 from poseidon.torch.spawned import Link, name_of
 
 LOGGER = logging.getLogger(__name__)
@@ -171,6 +171,7 @@ class ScriptPlace:
         distributed: Any = torch.distributed
         initialize = distributed.init_process_group
 
+        @standing_for(initialize)
         def init_process_group(*arguments: Any, **named: Any) -> None:
             if os.getpid() != self._pid:
                 undo.close()
@@ -206,6 +207,7 @@ class ScriptPlace:
     def _starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that stands for one of torch.multiprocessing that starts processes."""
 
+        @standing_for(start)
         def stand_in(*arguments: Any, **named: Any) -> Any:
             if os.getpid() != self._pid or torch.distributed.is_initialized():
                 return start(*arguments, **named)

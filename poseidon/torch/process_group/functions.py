@@ -14,9 +14,10 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from inspect import signature
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,6 +36,7 @@ from poseidon.torch.process_group.work import Calls
 
 LOGGER = logging.getLogger(__name__)
 dist: Any = torch.distributed
+Function = TypeVar("Function", bound=Callable[..., Any])
 TENSOR_PARALLEL = "torch.distributed.tensor.parallel"
 FSDP_MESHES = "torch.distributed.fsdp._fully_shard._fsdp_common"
 """Modules of torch that import the compiler, so that they are left to scripts which use them."""
@@ -144,6 +146,7 @@ def groups_of_job(init_process_group: Callable[..., None] | None = None) -> Iter
         notices[joinable] = notify(joinable)
         return notices[joinable]
 
+    @standing_for(Join.__init__)
     def join(self: Join, joinables: list[Any], *arguments: Any, **named: Any) -> None:
         if sum(isinstance(one, DistributedDataParallel) for one in joinables) > 1:
             raise UsageError(JOINS_SEVERAL)
@@ -181,7 +184,8 @@ def groups_of_job(init_process_group: Callable[..., None] | None = None) -> Iter
 def make_default_group(mesh: Mesh) -> Callable[..., None]:
     """Return a function that stands for `init_process_group` in a script which calls it."""
 
-    def init_process_group(
+    @standing_for(init_process_group)
+    def init_group(
         backend: str | None = None,
         init_method: str | None = None,
         timeout: Any = None,
@@ -201,7 +205,7 @@ def make_default_group(mesh: Mesh) -> Callable[..., None]:
         if backend is not None:
             _name_backend(dist.group.WORLD, backend)
 
-    return init_process_group
+    return init_group
 
 
 def _check_backend(backend: str | None) -> None:
@@ -240,6 +244,7 @@ def _on_one_host(ranks: Sequence[int]) -> bool:
 def _within_hosts(parallelize: Callable[..., Any]) -> Callable[..., Any]:
     """Return `parallelize_module`, which refuses meshes with workers of several hosts."""
 
+    @standing_for(parallelize)
     def parallelize_module(module: Any, device_mesh: Any = None, *rest: Any, **named: Any) -> Any:
         mesh = _mesh_resources.get_current_mesh() if device_mesh is None else device_mesh
         if not _on_one_host(mesh.mesh.flatten().tolist() if mesh.ndim > 1 else ranks_of(mesh)):
@@ -311,6 +316,19 @@ def refusal(sentence: str) -> Callable[..., None]:
         raise UsageError(sentence)
 
     return refuse
+
+
+def standing_for(torchs: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator of a function that stands for one of torch's, whose name, documentation and
+    signature it gets: scripts and libraries pass only arguments that the signature has.
+    """
+
+    def decorate(function: Function) -> Function:
+        own: Any = wraps(torchs)(function)
+        own.__signature__ = signature(torchs)  # `inspect.getfullargspec` looks at it alone
+        return function
+
+    return decorate
 
 
 @contextmanager

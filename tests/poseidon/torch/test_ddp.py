@@ -5,6 +5,7 @@ several.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -65,7 +66,14 @@ def test_a_script_of_ddp_makes_the_group_itself(
 ) -> None:
     monkeypatch.setenv("RANK", "7")
     before = torch.distributed.init_process_group, DistributedDataParallel.__init__
+    signatures = [inspect.signature(one) for one in before]
+    known = inspect.getfullargspec(DistributedDataParallel)
     with ddp_script(mesh, WorkerContext()):
+        now = torch.distributed.init_process_group, DistributedDataParallel.__init__
+        assert now != before
+        # libraries pass only arguments that they find there
+        assert [inspect.signature(one) for one in now] == signatures
+        assert inspect.getfullargspec(DistributedDataParallel) == known
         assert not torch.distributed.is_initialized()
         torch.distributed.init_process_group(
             "nccl", rank=0, world_size=1, timeout=timedelta(hours=2)
