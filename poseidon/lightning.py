@@ -115,7 +115,8 @@ class _OfJob:
             function.rank_zero_only.rank = self._place.global_rank()
 
     def setup_distributed(self) -> None:
-        """Use the process group of the job; outside of a job, one of this process alone.
+        """Use the process group of the job, which `poseidon run --ddp` makes here; outside of a job,
+        one of this process alone.
 
         Numbers are drawn as under DDPStrategy: from the seed of `seed_everything` once more.
         """
@@ -124,7 +125,8 @@ class _OfJob:
         if not torch.distributed.is_initialized():
             distributed: Any = torch.distributed
             store = distributed.HashStore()
-            distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            rank, size = self._place.global_rank(), self._place.world_size()
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def _reduced(self, wrapped: DistributedDataParallel) -> DistributedDataParallel:
         reduce_by_exchange(wrapped, self._place._context)
