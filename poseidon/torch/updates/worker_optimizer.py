@@ -224,7 +224,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         self._are_means_in_place = True
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
-            gradient = like_shard(mean.data.to(parameter.dtype), parameter)
+            gradient = like_shard(_in_order_of(parameter, mean), parameter)
             parameter.grad = gradient if parameter.requires_grad else None
         return True
 
@@ -283,6 +283,14 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         self.loop.exchanged.exchange.open(None, self.loop.session.iterations)
         self._take_first()
         self._note_rest()
+
+
+def _in_order_of(parameter: nn.Parameter, mean: nn.Parameter) -> Tensor:
+    """Return a mean in the parameter's type and order in memory: fused optimizers take all their
+    tensors to have one order.
+    """
+    own, found = local_of(parameter), mean.data.to(parameter.dtype)
+    return found if own.is_contiguous() else torch.empty_like(own).copy_(found)
 
 
 def _copy(tensor: Tensor) -> Tensor:

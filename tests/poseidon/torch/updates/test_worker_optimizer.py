@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import poseidon
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions
@@ -313,3 +315,21 @@ def test_a_script_may_have_another_default_dtype(default_dtype: torch.dtype, how
     for name, value in first.items():
         assert value.dtype is torch.float32
         assert torch.equal(value, second[name])
+
+
+def test_gradients_have_the_order_in_memory_of_their_parameters() -> None:
+    """A fused optimizer takes all its tensors to have one order."""
+    net = nn.Linear(3, 2)
+    net.weight = nn.Parameter(net.weight.detach().t().contiguous().t())
+    alone = copy.deepcopy(net)
+    assert net.weight.stride() == alone.weight.stride() == (1, 2)
+    how = torch.optim.Adam(net.parameters(), lr=0.1, fused=True)
+    expected = torch.optim.Adam(alone.parameters(), lr=0.1, fused=True)
+    with poseidon.distribute(net, how) as group:
+        for _ in range(3):
+            losses(net, records(0, 1)).backward()
+            group.step()
+            losses(alone, records(0, 1)).backward()
+            expected.step()
+            expected.zero_grad()
+    torch.testing.assert_close(net.weight, alone.weight)
