@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.base import foreign_files
 from poseidon.caffe.data.batches.images import read_image
 from poseidon.caffe.data.cursor import LmdbCursor
 from poseidon.caffe.data.datum import Decoding, decode, decode_annotated, read_label_map
@@ -157,6 +159,22 @@ def test_a_hostile_file_is_one_sentence(reader: str, tmp_path: Path) -> None:
         except Exception as error:
             raise AssertionError(f"{reader} of {kind}") from error
     assert refused > len(FILES) // 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.caffemodel", "model.caffemodel.h5", "a.solverstate", "a.solverstate.h5"),
+        *("tensors.pth", "checkpoint.pt", "checkpoint.pt.rows0", "idx"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_files, "PIPE_SILENT_S", 0.01)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(PoseidonError, match=r"it is not a regular file|nothing was written to"):
+        READERS[name](tmp_path / name)
 
 
 @pytest.mark.parametrize(

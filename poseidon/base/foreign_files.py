@@ -74,6 +74,22 @@ def read_in(folder: Path, name: str | PurePath, *, most_bytes: int) -> bytes:
     return content
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading. It does not wait for a pipe's writer.
+
+    Raises:
+        OSError: it cannot be read, or is of another kind; `strerror` has the reason.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    mode = os.fstat(number).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(number, "rb")
+    os.close(number)
+    if stat.S_ISDIR(mode):
+        raise _refusal(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise _refusal(errno.EINVAL, "it is not a regular file", path)
+
+
 def read_definition(path: Path, *, most_bytes: int = LARGEST_DEFINITION) -> bytes:
     """Read a file that a user names and that people write: a net, a solver, a machinefile.
 

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from poseidon.base.durable import write_whole
+from poseidon.base.foreign_files import open_regular
 from poseidon.errors import SnapshotError
 
 
@@ -182,22 +181,17 @@ def _read_sums(state: Path) -> dict[str, str] | None:
 
 def _lines(state: Path) -> list[str] | None:
     try:
-        with _opened(sums_path(state)) as file:
+        with open_regular(sums_path(state)) as file:
             content = file.read().decode(errors="surrogateescape")
     except OSError:
         return None
     return content.removesuffix("\n").split("\n")  # a name may hold \r, \v or U+2028
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Open a file for reading. A pipe is empty: a wait for its writer might never end."""
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-
-
 def _digest(path: Path) -> str:
     found = hashlib.sha256()
     try:
-        with _opened(path) as file:
+        with open_regular(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 found.update(block)
     except OSError as error:

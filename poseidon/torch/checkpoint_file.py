@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from poseidon.base.durable import replacing
+from poseidon.base.foreign_files import open_regular
 from poseidon.engine.leaf import mapped, unpacked
 from poseidon.engine.snapshot_files import (
     NO_RUN,
@@ -94,7 +95,8 @@ def read_checkpoint(path: Path) -> bytes:
     """
     check(path)
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except OSError as error:
         raise SnapshotError(f"cannot read the checkpoint {path}: {error.strerror}") from error
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poseidon.base.foreign_files import read_definition
+from poseidon.base.foreign_files import open_regular, read_definition
 from poseidon.caffe.export.graph import Shape
 from poseidon.caffe.export.net import export_net, inference_definition
 from poseidon.caffe.layers.base import LayerContext, times
@@ -200,10 +200,10 @@ def read_tensors(path: Path) -> Arrays:
             content = read_definition(path, most_bytes=path.stat().st_size)
             loaded = _safetensors().load(content)
         else:
-            with warnings.catch_warnings():
+            with open_regular(path) as file, warnings.catch_warnings():
                 # of pickles of other protocols, which are refused below
                 warnings.simplefilter("ignore")
-                loaded = torch.load(path, map_location="cpu", weights_only=True)
+                loaded = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
     except UsageError:

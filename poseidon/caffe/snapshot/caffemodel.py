@@ -18,7 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from poseidon.base.foreign_files import read_definition
+from poseidon.base.foreign_files import open_regular, read_definition
 from poseidon.base.paths import own_command
 from poseidon.caffe.proto.blob import from_array, only_diff, to_array
 from poseidon.caffe.proto.caffe_pb2 import BlobProto, NetParameter
@@ -50,7 +50,7 @@ def unparsable(path: Path, kind: str) -> SnapshotError:
         path: a file that can be read.
         kind: the expected kind of file, such as "model".
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         begin, size = file.read(64), path.stat().st_size
     if path.name.endswith((".solverstate", ".solverstate.h5")) and kind == "model":
         return SnapshotError(
@@ -202,7 +202,7 @@ def check_model(path: Path) -> None:
             `read_model`.
     """
     try:
-        path.open("rb").close()
+        open_regular(path).close()
     except OSError as error:
         raise SnapshotError(f"cannot read the model {path}: {error.strerror}") from error
     if hdf5.is_hdf5(path):
@@ -211,7 +211,7 @@ def check_model(path: Path) -> None:
     fields = {field.number: field for field in NetParameter.DESCRIPTOR.fields}
     layers = 0
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while file.tell() < size:
             tag = _varint(file)
             number, wire_type = tag >> 3, tag & 7

@@ -22,6 +22,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from poseidon.base.foreign_files import open_regular
 from poseidon.caffe.proto.blob import from_array, to_array
 from poseidon.caffe.proto.caffe_pb2 import SolverState
 from poseidon.engine.snapshot_files import write_atomically
@@ -43,7 +44,7 @@ def is_hdf5(path: Path) -> bool:
     If it cannot be read, the suffix decides.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(SIGNATURE)) == SIGNATURE or path.suffix == SUFFIX
     except OSError:
         return path.suffix == SUFFIX
@@ -185,12 +186,14 @@ def _write_arrays(group: Any, arrays: Sequence[Array], wanted: Sequence[bool]) -
 def _opened(path: Path, kind: str) -> Iterator[Any]:
     """Open a file and translate errors of the library about damaged files."""
     try:
-        with path.open("rb") as raw, h5py.File(raw, "r") as file:
+        raw = open_regular(path)
+    except OSError as error:
+        raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
+    try:
+        with raw, h5py.File(raw, "r") as file:
             yield file
     except SnapshotError:
         raise
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         reason = str(error).partition(" (")[0]
         raise SnapshotError(

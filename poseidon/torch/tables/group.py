@@ -27,6 +27,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from poseidon.base.durable import replacing
+from poseidon.base.foreign_files import open_regular
 from poseidon.engine.leaf import Found, Leaf, Scope
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.alone import RowTables
@@ -215,7 +216,7 @@ def read_rows(path: Path, spec: RowTableSpec, clock: int) -> Iterator[Piece]:
         SnapshotError: the file is missing or damaged, or of a different table.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.readline(2**16)
             expected = _header(spec, clock)
             if _parsed(header) != expected:

@@ -16,6 +16,7 @@ from poseidon.base.foreign_files import (
     check_private,
     make_private,
     open_in,
+    open_regular,
     read_definition,
     read_end,
     read_in,
@@ -128,6 +129,21 @@ def test_a_folder_of_another_user_is_not_private(tmp_path: Path) -> None:
     for check in (check_private, make_private):
         with pytest.raises(OSError, match="it belongs to another user"):
             check(tmp_path)
+
+
+def test_a_regular_file_is_opened_without_waiting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"content"
+    for name, reason in (
+        *(("fifo", "it is not a regular file"), ("/dev/zero", "it is not a regular file")),
+        *((".", "Is a directory"), ("none", "No such file or directory")),
+    ):
+        with pytest.raises(OSError, match=reason) as caught:
+            open_regular(tmp_path / name)
+        assert caught.value.strerror == reason
 
 
 def test_a_definition_is_a_file_a_link_or_a_pipe(tmp_path: Path) -> None:

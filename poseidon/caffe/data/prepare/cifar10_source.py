@@ -37,6 +37,8 @@ PIXELS = 3 * 32 * 32
 TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_BATCH = "test_batch"
 TRAIN_RECORDS, TEST_RECORDS = 50_000, 10_000
+LARGEST_BATCH = 256 << 20
+"""Bytes. A published one has 31 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,11 @@ def _read_archive(path: Path) -> _Contents:
                 name = _batch_name(member.name)
                 file = archive.extractfile(member) if name is not None and member.isfile() else None
                 if name is not None and file is not None:
+                    if member.size > LARGEST_BATCH:
+                        raise DataError(
+                            f"the archive {path} has {name} of {member.size} bytes; expected at "
+                            f"most {LARGEST_BATCH}"
+                        )
                     found[name] = file.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"the archive {path} is damaged: {error}") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from poseidon.base.foreign_files import open_regular
 from poseidon.caffe.data.cursor import open_writer, refuse_existing, translated_writes
 from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
@@ -170,7 +171,8 @@ def read_mnist(images: Path, labels: Path) -> Labelled:
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
     except OSError as error:

@@ -114,6 +114,15 @@ def test_archives(tmp_path: Path, version: str, ending: str, under: str) -> None
     assert_is_whole(archive)
 
 
+def test_a_batch_beyond_reason_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = pack(tmp_path / "cifar-10-binary.tar.xz", "binary", "tar.xz")
+    monkeypatch.setattr(cifar10_source, "LARGEST_BATCH", 20 * 3073 - 1)
+    with pytest.raises(DataError, match="has data_batch_1 of 61460 bytes; expected at most 61459"):
+        read_cifar10(archive)
+
+
 def test_what_is_unpacked_is_read_first(tmp_path: Path) -> None:
     pack(tmp_path / "cifar-10-binary.tar.gz", "binary", "tar.gz")
     unpacked = unpack(tmp_path / "cifar-10-batches-py", "python")
