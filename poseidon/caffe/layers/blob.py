@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -139,10 +140,13 @@ class Blob:
         """Change the shape. The memory stays the same unless it is too small.
 
         Raises:
-            UsageError: an extent is negative.
+            UsageError: an extent is negative, or not a whole number.
         """
-        if min(shape, default=0) < 0:
-            raise UsageError(f"a blob cannot have the shape {shape}: expected extents of 0 or more")
+        if not all(_is_extent(extent) for extent in shape):
+            raise UsageError(
+                f"a blob cannot have the shape {shape}: expected extents, whole numbers of 0 or "
+                "more, as in reshape(2, 3)"
+            )
         self._shape = tuple(int(extent) for extent in shape)
         if self._data is not None and self._data.count < self.count:
             self._data = None
@@ -213,6 +217,12 @@ class Blob:
 
     def __repr__(self) -> str:
         return f"Blob{self._shape}"
+
+
+def _is_extent(value: Any) -> bool:
+    """Return whether a value of a user's can be an extent. 2.0 can: `/` divides to such numbers."""
+    is_number = isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    return bool(is_number and value >= 0 and value % 1 == 0)
 
 
 class BlobVec(list[Blob]):

@@ -4,6 +4,8 @@ the host.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -34,8 +36,16 @@ def test_shapes(shape: tuple[int, ...], four: tuple[int, ...]) -> None:
 def test_five_axes_have_no_names() -> None:
     with pytest.raises(UsageError, match="at most 4 axes"):
         _ = Blob(1, 2, 3, 4, 5).num
-    with pytest.raises(UsageError, match="extents of 0 or more"):
-        Blob(2, -1)
+
+
+@pytest.mark.parametrize("shape", [(2, -1), (2.5, 3), ((2, 3),), ("2",), (float("nan"),), (None,)])
+def test_extents_are_whole_numbers(shape: tuple[Any, ...]) -> None:
+    blob = Blob(4)
+    with pytest.raises(UsageError, match="expected extents, whole numbers of 0 or more"):
+        blob.reshape(*shape)
+    assert blob.shape == (4,)
+    blob.reshape(np.int64(2), 3.0, np.array(1))  # type: ignore[arg-type]
+    assert blob.shape == (2, 3, 1)
 
 
 def test_writing_reaches_torch_and_back() -> None:
