@@ -92,16 +92,27 @@ class SolverState:
 
     def say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
         """Warn of a state of a different number of virtual workers, or Caffe's."""
-        if self._replica.rank == 0:
-            saved = state["workers"]
+        if self._replica.rank:
+            return
+        saved, count, iteration = state["workers"], self.tree.count, state["iteration"]
+        if saved:
             LOGGER.warning(
                 "%s was written by %s and this job has %d: each continues at iteration %d of its "
                 "own part of the data, so the records differ from an uninterrupted run",
                 source.name,
-                counted(saved, "virtual worker") if saved else "Caffe",
-                self.tree.count,
-                state["iteration"],
+                counted(saved, "virtual worker"),
+                count,
+                iteration,
             )
+            return
+        LOGGER.warning(
+            "%s is in Caffe's form, without positions in the data and random states: %s at "
+            "iteration %d%s",
+            source.name,
+            "reading continues" if count == 1 else f"each of {count} virtual workers continues",
+            iteration,
+            "" if count == 1 else " of its own part of the data",
+        )
 
     def _leaves(self) -> list[Leaf]:
         """Return what the loop continues from."""

@@ -249,7 +249,7 @@ def test_another_number_of_workers_goes_on_and_says_so(
 
 @pytest.mark.parametrize("part", ["poseidon", "reader"])
 def test_a_state_without_the_places_of_readers_goes_on_at_the_next_record(
-    folder: Path, part: str
+    folder: Path, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a state of Caffe, or of a net without this data layer."""
     extra = "iter_size: 2\nsnapshot: 4\nmax_iter: 8"
@@ -262,6 +262,12 @@ def test_a_state_without_the_places_of_readers_goes_on_at_the_next_record(
     path.with_name(f"{path.name}.sha256").unlink()
     train(folder, Job(resume=path), batch=5, extra=extra)
     assert (folder / "snap_iter_8.caffemodel").read_bytes() == end
+    said = f"{path} is in Caffe's form, without positions in the data and random states: "
+    assert (f"{said}reading continues at iteration 4" in caplog.messages) == (part == "poseidon")
+    if part == "poseidon":
+        train(folder, Job(workers=2, shards=1, resume=path), batch=5, extra=extra)
+        each = "each of 2 virtual workers continues at iteration 4 of its own part of the data"
+        assert f"{said}{each}" in caplog.messages
 
 
 def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(
