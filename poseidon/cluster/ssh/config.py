@@ -19,6 +19,7 @@ import binascii
 import hashlib
 import hmac
 import io
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,6 +113,11 @@ def rejection(known: Sequence[KnownHost], host: str, key: HostKey, file: Path) -
     if key in trusted:
         return None
     added = shlex.quote(f"{host} {key.kind} {key.base64}")
+    if file == Path(os.devnull):
+        return (
+            f"its host key {shown} is not known, and UserKnownHostsFile {file} keeps none: name a "
+            f"file there; if that is the host's own fingerprint, run: echo {added} >> THAT_FILE"
+        )
     add = f"echo {added} >> {shlex.quote(str(file))}"
     if any(other.kind == key.kind for other in trusted):
         old = next(other for other in trusted if other.kind == key.kind)
@@ -207,6 +213,10 @@ _INCLUDE = re.compile(r"\s*include[\s=]+(.*\S)\s*", re.IGNORECASE)
 _FILES = re.compile(
     r"\s*((?:identity|userknownhosts|globalknownhosts)file)[\s=]+(.*\S)\s*", re.IGNORECASE
 )
+_FINAL = re.compile(r"(\s*match[\s=]+final)[\s]+all\s*", re.IGNORECASE)
+"""The same as `Match final`, which paramiko reads: Red Hat's /etc/ssh/ssh_config.d has it."""
+_NOT_READ = re.compile(r"\s*canonicalizehostname\b.*", re.IGNORECASE)
+"""Paramiko would look the name up, in place of HostName."""
 _BETWEEN = "\x1f"
 """Stands between the files of a line, whose names may have blanks."""
 _JUMP = re.compile(
@@ -292,7 +302,10 @@ class SshConfig:
     def _endpoint(self, name: str, user: str | None, port: int | None) -> Endpoint:
         try:
             found = self._config.lookup(name)
-            dialled = port or int(found.get("port", SSH_PORT))
+            given = found.get("port", "22")
+            if not given.isdecimal():
+                raise ValueError(f"Port {given} is not a number")
+            dialled = port or int(given)
         except (paramiko.SSHException, ImportError, ValueError) as error:
             raise JobError(f"{self._files}: illegal settings for {name}: {error}") from error
         identities = _paths(list(found.get("identityfile", [])))
@@ -346,7 +359,8 @@ def _lines(file: Path, depth: int) -> Iterator[str]:
             continue
         match = _INCLUDE.fullmatch(line)
         if match is None:
-            yield line
+            if _NOT_READ.fullmatch(line) is None:
+                yield _FINAL.sub(r"\1", line)
             continue
         for pattern in _paths(_words(match[1], file)):
             base = Path("/etc/ssh") if file == SYSTEM_CONFIG else _folder()

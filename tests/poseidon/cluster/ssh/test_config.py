@@ -171,6 +171,17 @@ def test_includes_stand_where_they_are(tmp_path: Path) -> None:
     assert found.user == "included"
 
 
+@pytest.mark.parametrize("text", ["Match final all\n  User ml\n", "match final\n  User ml\n"])
+def test_what_is_matched_last_as_in_the_files_of_red_hat(tmp_path: Path, text: str) -> None:
+    assert _endpoint(tmp_path, text).user == "ml"
+    assert _endpoint(tmp_path, f"{text}Host node3\n  User own\n").user == "own"
+
+
+def test_a_name_is_not_canonicalized(tmp_path: Path) -> None:
+    lines = "CanonicalizeHostname yes\nCanonicalDomains invalid\n"
+    assert _endpoint(tmp_path, f"{lines}Host node3\n  HostName 10.0.0.3\n").host == "10.0.0.3"
+
+
 def test_strict_host_key_checking_cannot_be_switched_off(tmp_path: Path) -> None:
     text = "Host *\n  StrictHostKeyChecking no\n"
     assert _endpoint(tmp_path, text) == _endpoint(tmp_path, "")
@@ -196,6 +207,11 @@ def test_jumps(tmp_path: Path) -> None:
 def test_a_wrong_line_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(JobError, match="config: "):
         _endpoint(tmp_path, text)
+
+
+def test_a_wrong_port_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"illegal settings for node3: Port 22x is not a number$"):
+        _endpoint(tmp_path, "Host *\n  Port 22x\n")
 
 
 def test_an_absent_file_of_the_user_is_a_mistake(tmp_path: Path) -> None:
@@ -267,6 +283,13 @@ def test_an_unknown_key_comes_with_its_fingerprint_and_the_command() -> None:
     assert text is not None
     assert f"ssh-ed25519 {KEY.fingerprint} is not known" in text
     assert text.endswith(f"echo '[node3]:22 ssh-ed25519 {KEY.base64}' >> {FILE}")
+
+
+def test_a_key_cannot_be_added_to_the_null_device() -> None:
+    text = rejection((), "node3", KEY, Path("/dev/null"))
+    assert text is not None
+    assert f"{KEY.fingerprint} is not known, and UserKnownHostsFile /dev/null keeps none" in text
+    assert text.endswith(f"echo 'node3 ssh-ed25519 {KEY.base64}' >> THAT_FILE")
 
 
 def test_a_changed_key_comes_with_both_fingerprints() -> None:
