@@ -56,10 +56,11 @@ OWN_HOOK = (
 class BucketReducer(MeanReducer):
     """Reduces the buckets of one DistributedDataParallel module by an exchange.
 
-    The process group reduces the first backward pass, which shows which weights of fully-connected
-    layers may travel as factors, and with how many rows: those of which all workers have factors
-    and nothing else. Then the exchange opens. Whatever else a later pass adds to such a gradient
-    leaves as further rows (`exchange/factors/taps.py`).
+    The exchange opens where the first backward pass has all gradients. They show which weights of
+    fully-connected layers may travel as factors, and with how many rows: those of which all workers
+    have factors and nothing else. Whatever else a later pass adds to such a gradient leaves as
+    further rows (`exchange/factors/taps.py`). The first pass is reduced as all others are, so a
+    script that continues from its own checkpoint has the bits of one that was not interrupted.
 
     It does not keep the module alive, and an exchange that opens closes those of modules that no
     worker has any more: a script may make many modules, for cross-validation for instance.
@@ -90,7 +91,7 @@ class BucketReducer(MeanReducer):
             )
             for weight, layer in layers.items()
             # of another order in memory torch's buckets show no product
-            if weight in self._names and weight.dtype is torch.float32 and weight.is_contiguous()
+            if weight in self._index and weight.dtype is torch.float32 and weight.is_contiguous()
         }
         self._wait_free = context.member.options.wait_free
         self._replicas = DdpReplicas(
@@ -151,11 +152,9 @@ class BucketReducer(MeanReducer):
             if self._wait_free and self._sends(bucket):
                 self._send(bucket)
         if bucket.is_last() or (self._observed is None and self._are_all()):
-            # a call of the process group does not belong to what is reported as a step
             if self._observed is None:
-                self._open_after_first(self._context.of_next_loop())
-            else:
-                self._end_pass()
+                self._open_in_first_pass(self._context.of_next_loop())
+            self._end_pass()
             factor = self._replicas.factor()
             self._replicas.compare(self._session.steps)
             self._collections.finish_step()
@@ -202,18 +201,14 @@ class BucketReducer(MeanReducer):
                 self._exchange.wait(index)
                 gradient.copy_(self._means[index])
 
-    def _open_after_first(self, context: WorkerContext) -> None:
-        """Reduce the first buckets by the process group, and open the exchange."""
-        rows = [0] * len(self._sent)
+    def _open_in_first_pass(self, context: WorkerContext) -> None:
+        """Open the exchange where the first pass has all gradients, and send them."""
+        rows, gradients = [0] * len(self._sent), dict[nn.Parameter, Tensor]()
         for bucket, _ in self._waiting:
-            for parameter, gradient in _gradients(bucket) if self._sends(bucket) else ():
-                tap = self._taps.get(parameter)
-                if tap is None:
-                    continue
-                if not _rest(parameter, gradient):
-                    rows[self._index[parameter]] = tap.rows
-                for u, v in tap.take():
-                    gradient.addmm_(u.t(), v)
+            gradients.update(_gradients(bucket))
+        for parameter, tap in self._taps.items():
+            if not _rest(parameter, gradients[parameter]):
+                rows[self._index[parameter]] = tap.rows
         distributed: Any = torch.distributed
         opened = [one for one in self._context.reducers if one is not self and _is_open(one)]
         gone = [int(one.is_of(None)) for one in opened]
@@ -224,8 +219,6 @@ class BucketReducer(MeanReducer):
             if is_gone:
                 self._context.reducers.remove(one)
                 one.close()
-        for bucket, _ in self._waiting:
-            _average(bucket)
         self._means = [
             torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
             for parameter in self._sent
@@ -245,12 +238,18 @@ class BucketReducer(MeanReducer):
                 self._sent, self._means, least.tolist(), most.tolist(), strict=False
             )
         ]
-        self._open(context, tensors, module.module, iterations=1)
+        self._open(context, tensors, module.module)
         self._watch()
-        by_factors = self._exchange.by_factors
-        used = {p for p, index in self._index.items() if index in by_factors}
+        used = {p for p, index in self._index.items() if index in self._exchange.by_factors}
         for parameter in self._taps.keys() - used:
-            self._taps.pop(parameter).close()
+            tap = self._taps.pop(parameter)
+            for u, v in tap.take():
+                gradients[parameter].addmm_(u.t(), v)
+            tap.close()
+        self._begin()
+        for bucket, _ in self._waiting:
+            if self._wait_free and self._sends(bucket):
+                self._send(bucket)
 
 
 def _with_sparse_gradients(module: nn.Module) -> set[Tensor]:
