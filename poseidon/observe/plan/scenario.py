@@ -264,7 +264,7 @@ def low_rank_elements(shape: Shape, rank: int) -> int:
     """Return the values that PowerSGD sends of one tensor: r (n + m), or all if those are not
     less than half.
     """
-    n, m = shape[0], math.prod(shape[1:])
+    n, m = math.prod(shape[:1]), math.prod(shape[1:])
     factors = min(n, m, rank) * (n + m)
     return factors if 2 * factors < n * m else n * m
 

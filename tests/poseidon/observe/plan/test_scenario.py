@@ -116,6 +116,7 @@ def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: 
         ((30, 20), 8, 600),
         ((20, 16, 3, 3), 4, 4 * (20 + 144)),
         ((30,), 1, 30),
+        ((), 2, 1),
     ],
 )
 def test_low_rank_is_for_tensors_that_it_halves(
