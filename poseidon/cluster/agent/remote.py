@@ -159,7 +159,7 @@ class RemoteAgent:
 
     @property
     def refused(self) -> bool:
-        """Whether the agent has said itself why it cannot serve."""
+        """Whether what answers there has said itself why it cannot serve."""
         return self.lost is not None and self.lost.refused
 
     @property
@@ -405,7 +405,7 @@ class RemoteAgent:
         try:
             encoded = self._channel.receive()
         except OSError as error:
-            self._lose(str(error))
+            self._lose(str(error), refused=True)
             return False
         if encoded is None:
             self._lose(self._hearing.broken or "the connection to it has ended")

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from poseidon.errors import printable
+
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_QUEUED = 256
 _POLL_S = 0.25
@@ -177,9 +179,10 @@ class StreamChannel:
         if size > MAX_MESSAGE_BYTES:
             with suppress(OSError):
                 head += self._read(80)
+            said = head.decode(errors="backslashreplace").strip()
             raise OSError(
-                f"what answers there is not an agent of Poseidon: {head!r}; commands there must print "
-                "nothing of their own (~/.bashrc)"
+                f"what answers there is not an agent of Poseidon: '{printable(said)}'; the files that "
+                "its shell reads first (~/.bashrc) must print nothing when SSH runs a command"
             )
         return self._exactly(size)
 

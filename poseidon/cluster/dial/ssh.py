@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -44,6 +45,10 @@ NAMES_S = 15.0
 STDERR_LINES = 20
 STDERR_S = 2.0
 """How long to wait for the end of a failed agent's standard error."""
+_MAY_WAIT = (
+    "its Python starts slowly, or the files that its shell reads first (~/.bashrc) wait for input or "
+    "start another shell"
+)
 _BROKEN = (paramiko.SSHException, OSError, EOFError)
 """Paramiko's exceptions for a connection that is broken or refuses."""
 
@@ -115,22 +120,40 @@ def _dial(
         raise
     stderr = _StderrTail(channel, endpoint.label)
     agent = RemoteAgent(_stream(channel, close), endpoint.label, TIMEOUTS)
+    begin_s = time.monotonic()
     try:
         agent.connect()
     except JobError as error:
-        status = None if agent.refused else _status(channel)
-        last = "" if agent.refused else printable(stderr.last_line())
+        late = time.monotonic() - begin_s >= TIMEOUTS.hello_s
+        status, last = (None, "") if agent.refused else (_status(channel), stderr.last_line())
         agent.close()
-        if status is None:
-            raise JobError(f"{error}" + (f": {last}" if last else "")) from error
-        reason = f"its Python cannot be run (status {status}): {last or 'no reason'}"
-        raise JobError(f"{endpoint.label}: {last if status == CANNOT_START else reason}") from error
+        if status is not None:
+            raise JobError(f"{endpoint.label}: {_why_ended(status, last)}") from error
+        more = last or (_MAY_WAIT if late else "")
+        raise JobError(f"{error}" + (f": {more}" if more else "")) from error
     return agent
+
+
+def _why_ended(status: int, last: str) -> str:
+    """Return why a program has ended that was to be an agent.
+
+    Args:
+        status: its exit status.
+        last: the last line that it wrote to standard error.
+    """
+    if status == CANNOT_START:
+        return last
+    if last:
+        return f"its Python cannot be run (status {status}): {last}"
+    return (
+        f"its Python cannot be run (status {status}, without a message): do the files that its "
+        "shell reads first (~/.bashrc), its login shell or a forced command of its sshd end earlier?"
+    )
 
 
 def _status(channel: paramiko.Channel) -> int | None:
     """Return the exit status of a program that has failed to be an agent; None if it runs."""
-    if not channel.status_event.wait(STDERR_S) or channel.exit_status <= 0:
+    if not channel.status_event.wait(STDERR_S) or channel.exit_status < 0:
         return None
     return channel.exit_status
 
@@ -166,6 +189,11 @@ def _run(
         channel.settimeout(timeout_s)
         with _reply_within(channel, timeout_s):
             channel.exec_command(command)
+    except paramiko.ChannelException as error:
+        raise JobError(
+            f"{label}: its sshd refuses to start a program ({error.text}); look at MaxSessions in "
+            "its configuration, and at its log"
+        ) from error
     except _BROKEN as error:
         raise JobError(
             f"{label}: cannot start Python there: {str(error) or 'the connection broke'}"
@@ -213,9 +241,13 @@ class _StderrTail:
         self._thread.start()
 
     def last_line(self) -> str:
-        """Return the last line that is not blank, once the output has ended."""
+        """Return the last line that is not blank, or Python's own reason for not starting, once the
+        output has ended.
+        """
         self._thread.join(STDERR_S)
-        return next((line for line in reversed(self._kept) if line.strip()), "")
+        lines = [line for line in reversed(self._kept) if line.strip()]
+        fatal = [line for line in lines if line.startswith("Fatal Python error")]
+        return printable(next(iter([*fatal, *lines]), ""))
 
     def _read(self) -> None:
         with suppress(OSError):  # the connection was closed

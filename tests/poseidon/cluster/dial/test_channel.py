@@ -151,18 +151,23 @@ def test_a_message_follows_its_length(stream: tuple[StreamChannel, int], size: i
 
 
 @pytest.mark.parametrize(
-    "garbage",
-    [b"Welcome to node1!\n", struct.pack(">I", MAX_MESSAGE_BYTES + 1) + b"more"],
+    ("garbage", "shown"),
+    [
+        (b"Welcome to node1!\n", "Welcome to node1!"),
+        (struct.pack(">I", MAX_MESSAGE_BYTES + 1) + b"more", r"\x01\x00\x00\x01more"),
+    ],
     ids=["text", "an oversized message"],
 )
-def test_what_is_no_agent_is_shown(stream: tuple[StreamChannel, int], garbage: bytes) -> None:
+def test_what_is_no_agent_is_shown(
+    stream: tuple[StreamChannel, int], garbage: bytes, shown: str
+) -> None:
     channel, theirs = stream
     os.write(theirs, garbage)
     with pytest.raises(OSError) as caught:
         channel.receive()
     assert str(caught.value) == (
-        f"what answers there is not an agent of Poseidon: {garbage!r}; commands there must print "
-        "nothing of their own (~/.bashrc)"
+        f"what answers there is not an agent of Poseidon: '{shown}'; the files that its shell reads "
+        "first (~/.bashrc) must print nothing when SSH runs a command"
     )
 
 

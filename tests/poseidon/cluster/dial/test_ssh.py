@@ -243,8 +243,18 @@ exec(code)
 """
 
 
+LOST_PYTHON = f"""#!/bin/sh
+PYTHONHOME=/no/such/folder exec {sys.executable} "$@"
+"""
+
+
 def test_why_an_agent_cannot_run(sshd: LoopbackSshd, tmp_path: Path) -> None:
-    programs = {"old": OLD_PYTHON, "none": NO_POSEIDON, "other": OTHER_POSEIDON}
+    programs = {
+        "old": OLD_PYTHON,
+        "none": NO_POSEIDON,
+        "other": OTHER_POSEIDON,
+        "lost": LOST_PYTHON,
+    }
     for name, program in programs.items():
         (tmp_path / name).write_text(program)
         (tmp_path / name).chmod(0o755)
@@ -257,8 +267,14 @@ def test_why_an_agent_cannot_run(sshd: LoopbackSshd, tmp_path: Path) -> None:
         ),
         (str(tmp_path), None, f": {tmp_path} cannot be run on this host"),
         (None, "/no/such/folder", ": workdir=/no/such/folder does not exist on this host"),
-        ("/bin/false", None, "its Python cannot be run (status 1)"),
-        ("/bin/echo", None, "what answers there is not an agent of Poseidon: b'-c exec"),
+        (
+            "/bin/false",
+            None,
+            "its Python cannot be run (status 1, without a message): do the files",
+        ),
+        ("/bin/true", None, "its Python cannot be run (status 0, without a message): do the files"),
+        ("/bin/echo", None, "what answers there is not an agent of Poseidon: '-c exec"),
+        (f"{tmp_path}/lost", "/", "(status 1): Fatal Python error: init_fs_encoding: failed"),
         (f"{tmp_path}/old", "/", f"{sys.executable} is Python 3.7.1; expected 3.10 or newer"),
         (f"{tmp_path}/none", "/", f"{sys.executable} has no Poseidon (No module named 'poseidon')"),
         (f"{tmp_path}/other", "/", f"Poseidon 9.9 is installed there, and {__version__} here"),
