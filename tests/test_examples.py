@@ -123,6 +123,7 @@ def prepared(
             ("max_iter=900", "test_interval=100", "test_iter=20"),
         ),
         (BUILT_IN, ["--test_interval=50"], "tested at iterations 0, 50,", ("test_interval=50",)),
+        ("", ["--max_iter=60"], "tested at the start and the end", ("max_iter=60",)),
     ],
 )
 def test_cifar10_says_how_long_it_trains_and_tests_drawn_pictures_early(

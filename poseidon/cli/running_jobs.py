@@ -196,7 +196,7 @@ def _targets(
             raise JobError(f"job {folder.name} has ended; its files are in {folder}")
         raise JobError(f"'{arguments.target}' is neither a running job nor a machinefile; {_ps()}")
     if not targets.jobs:
-        none = _none_of(hostfile, targets, "job")
+        none = _none_of(hostfile, targets, "job", records)
         raise JobError(f"{none}; {_first_problems(targets.problems)}" if targets.problems else none)
     return targets
 
@@ -248,8 +248,13 @@ def _kill_script(
             if found.jobs:
                 problems = stop_jobs(found, registry, agents, KillTimeouts(), print)
             else:
+                if _is_job(str(hostfile), registry):
+                    raise UsageError(
+                        f"{hostfile} is a job, not a machinefile; `{own_command()} kill {hostfile}` "
+                        "stops it"
+                    )
                 read_machinefile(hostfile)
-                print(_none_of(hostfile, found, what.removesuffix("s")))
+                print(_none_of(hostfile, found, what.removesuffix("s"), records))
     except PoseidonError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
@@ -261,10 +266,11 @@ def _kill_script(
     return 1 if problems else 0
 
 
-def _none_of(hostfile: Path, targets: StopTargets, what: str) -> str:
+def _none_of(hostfile: Path, targets: StopTargets, what: str, others: Sequence[JobRecord]) -> str:
     hosts = "host" if len(targets.hosts) == 1 else f"{len(targets.hosts)} hosts"
     where = f"this machine or its {hosts}" if targets.hosts else "this machine"
-    return f"no {what} that was started from {hostfile} is running on {where}"
+    more = f"; {_ps()} that run" if others else ""
+    return f"no {what} that was started from {hostfile} is running on {where}{more}"
 
 
 def _not_all(jobs: Sequence[str], problems: Sequence[str]) -> str:

@@ -289,10 +289,11 @@ def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[s
     if param.solver_mode == SolverParameter.CPU:
         return ("cpu",)
     if visible is not None and visible <= param.device_id:
+        other = ", or a different device_id" if visible else ""
         raise solver.error(
             "solver_mode",
-            f"GPU, but this machine has {visible} GPUs; expected CPU (--solver_mode=CPU), or a "
-            "different device_id",
+            f"GPU {param.device_id}, but this machine has {counted(visible, 'GPU')}; expected CPU "
+            f"(--solver_mode=CPU){other}",
         )
     return (f"cuda:{param.device_id}",)
 

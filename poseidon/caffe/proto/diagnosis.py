@@ -338,9 +338,10 @@ class _Walk:
             return ""
         if name.line != before[0].line or name.column != before[0].column + len(before[0].text) + 1:
             return ""
-        return (
-            f"a decimal comma in {before[0].text},{name.text}; write {before[0].text}.{name.text}"
-        )
+        whole, rest = before[0].text, name.text
+        if len(rest) == 3 and whole != "0":
+            return f"a comma in {whole},{rest}; write {whole}{rest}, or {whole}.{rest}"
+        return f"a decimal comma in {whole},{rest}; write {whole}.{rest}"
 
     def _opens_block(self) -> bool:
         return self._token.text in _CLOSER

@@ -83,7 +83,9 @@ def poseidon(*arguments: str) -> int:
     return run_command(parse_arguments(arguments))
 
 
-def test_kill_caffe_leaves_the_job_of_another_machinefile(state: Path, tmp_path: Path) -> None:
+def test_kill_caffe_leaves_the_job_of_another_machinefile(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ours, theirs = machinefile(tmp_path, "ours"), machinefile(tmp_path, "theirs")
     with running_job(state, "job-a", ours) as job, running_job(state, "job-b", theirs) as other:
         job.kill_launcher()
@@ -101,6 +103,9 @@ def test_kill_caffe_leaves_the_job_of_another_machinefile(state: Path, tmp_path:
             assert (done.returncode, done.stderr) == (0, "")
             assert done.stdout.startswith(told)
             assert live_pids(job.pids) == []
+        assert done.stdout.endswith(" ps` lists the jobs that run\n")
+        assert running_jobs.kill_caffe(["job-b"]) == 2
+        assert "job-b is a job, not a machinefile; `" in capsys.readouterr().err
         assert len(live_pids([*other.pids, other.launcher.pid])) == 5
 
 

@@ -42,6 +42,7 @@ SOLVER_CASES = r"""
 1:1 name: "n" input: "x" layer { }
   => this is a net definition; a solver is expected, the file with net: ... and base_lr: ...
 1:12 base_lr: 0,01 => a decimal comma in 0,01; write 0.01
+1:13 max_iter: 4,000 => a comma in 4,000; write 4000, or 4.000
 1:1 learning_rate: 1 => unknown field 'learning_rate' in SolverParameter; did you mean 'base_lr'?
 1:11 max_iter: 4e3
   => max_iter in SolverParameter: expected an integer, found '4e3'; write max_iter: 4000
