@@ -104,8 +104,8 @@ def test_kill_caffe_leaves_the_job_of_another_machinefile(
             assert done.stdout.startswith(told)
             assert live_pids(job.pids) == []
         assert done.stdout.endswith(" ps` lists the jobs that run\n")
-        assert running_jobs.kill_caffe(["job-b"]) == 2
-        assert "job-b is a job, not a machinefile; `" in capsys.readouterr().err
+        assert running_jobs.kill_caffe([other.job]) == 2
+        assert f"{other.job} is a job, not a machinefile; `" in capsys.readouterr().err
         assert len(live_pids([*other.pids, other.launcher.pid])) == 5
 
 
