@@ -48,8 +48,8 @@ def compile_codecs(folder: Path) -> bool:
             reason = str(error)
     print(
         f"Poseidon's codecs are not compiled: {reason}. They give the same results with torch, in "
-        "several times the processor time. Install a compiler (Debian: gcc and libc6-dev), then "
-        "install Poseidon again.",
+        "several times the processor time. Install a compiler (Debian: gcc and libc6-dev); `python -m "
+        "ps_server.native` then says what to run.",
         file=sys.stderr,
     )
     return False
