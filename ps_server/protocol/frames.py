@@ -22,7 +22,7 @@ sender).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -222,6 +222,10 @@ def _field_of(hint: Any) -> _Field:
     return _Field(int, legal=legal[0]) if legal else _FIELDS[hint]
 
 
+def _names(kinds: Iterable[type]) -> str:
+    return ", ".join(kind.__name__ for kind in kinds) or "none"
+
+
 class _Form:
     """The form in which messages of a kind travel. A field costs no call, save where it must."""
 
@@ -254,9 +258,9 @@ class _Form:
     def read(self, values: Header, frames: Sequence[Buffer]) -> m.Message:
         """Return the message."""
         if tuple(map(type, values)) != self._heads:
-            kinds = [kind.__name__ for kind in self._heads if kind]
             raise RemoteProtocolError(
-                f"a {self._kind.__name__} has more fields or frames, or others, than {kinds}"
+                f"a {self._kind.__name__} has the fields {_names(map(type, values)):.100}; expected "
+                f"{_names(filter(None, self._heads))}"
             )
         for at, legal in self._ranges:
             if values[at] not in legal:

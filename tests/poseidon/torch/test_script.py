@@ -48,6 +48,12 @@ class RecordingConnection(LauncherConnection):
         return [own, own]
 
 
+@pytest.fixture(autouse=True)
+def no_library_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in STRATEGIES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 def run(
     folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, **fields: Any
 ) -> tuple[int, dict[str, Any]]:
@@ -542,8 +548,6 @@ def test_an_optimizer_that_steps_alone_is_noticed_at_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name in STRATEGIES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
     if library:
         monkeypatch.setitem(sys.modules, library, ModuleType(library))
     fields = {"member": Membership(network=Network(size=2)), **fields}
