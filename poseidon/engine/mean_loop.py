@@ -51,6 +51,7 @@ class MeanLoop(ABC):
         module: nn.Module,
         *,
         shards: Sequence[Sequence[Trained]] = (),
+        iterations: int = 0,
     ) -> None:
         """Open the exchange.
 
@@ -58,13 +59,16 @@ class MeanLoop(ABC):
             context: of this loop.
             module: its layers are observed.
             shards: see `build_exchange`.
+            iterations: that were made before.
         """
         self._context = context
-        self._observed = context.build(list(tensors), ExchangeSettings(), module, shards)
+        settings = ExchangeSettings(start_clock=iterations)
+        self._observed = context.build(list(tensors), settings, module, shards)
         control = self._exchange.control
         self._collections = LoopCollections(self._session, control, context.report)
         self._exchange.open(None)
         self._on(LoopEvent.OPEN)
+        self._session.continue_from(iterations=iterations)
         context.job.opened(self._observed.built)
 
     def _on(self, event: LoopEvent) -> None:
