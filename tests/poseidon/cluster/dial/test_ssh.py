@@ -28,6 +28,7 @@ from poseidon.cluster.dial import ssh
 from poseidon.cluster.dial.ssh import (
     SshDialer,
     _StderrTail,
+    _why_ended,
     close_agents,
     dial_all,
     dial_each,
@@ -270,9 +271,9 @@ def test_why_an_agent_cannot_run(sshd: LoopbackSshd, tmp_path: Path) -> None:
         (
             "/bin/false",
             None,
-            "its Python cannot be run (status 1, without a message): do the files",
+            "its Python cannot be run (status 1",
         ),
-        ("/bin/true", None, "its Python cannot be run (status 0, without a message): do the files"),
+        ("/bin/true", None, "its Python cannot be run (status 0"),
         ("/bin/echo", None, "what answers there is not an agent of Poseidon: '-c exec"),
         (f"{tmp_path}/lost", "/", "(status 1): Fatal Python error: init_fs_encoding: failed"),
         (f"{tmp_path}/old", "/", f"{sys.executable} is Python 3.7.1; expected 3.10 or newer"),
@@ -287,6 +288,13 @@ def test_why_an_agent_cannot_run(sshd: LoopbackSshd, tmp_path: Path) -> None:
     for number, (_, _, words) in enumerate(wrong):
         assert words in str(outcomes[number])
         assert str(outcomes[number]).startswith(f"{_label(sshd)}: ")
+
+
+def test_an_agent_that_ends_without_a_message_says_what_may_have_ended_it() -> None:
+    assert _why_ended(1, "no space") == "its Python cannot be run (status 1): no space"
+    assert _why_ended(0, "").startswith(
+        "its Python cannot be run (status 0, without a message): do"
+    )
 
 
 def test_an_end_of_standard_error_that_cannot_be_read_is_logged(
