@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FLAGS_OF_NAMED = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 PRIVATE = 0o700
 LARGEST_DEFINITION = 256 << 20
@@ -80,7 +81,7 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be read, or is of another kind; `strerror` has the reason.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    number = os.open(path, _FLAGS_OF_NAMED)
     mode = os.fstat(number).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(number, "rb")
@@ -99,7 +100,7 @@ def read_definition(path: Path, *, most_bytes: int = LARGEST_DEFINITION) -> byte
     Raises:
         OSError: it cannot be read, is of another kind, or is too large; `strerror` has the reason.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    number = os.open(path, _FLAGS_OF_NAMED)
     with os.fdopen(number, "rb", buffering=0) as file:
         status = os.fstat(number)
         if stat.S_ISDIR(status.st_mode):

@@ -225,7 +225,7 @@ class ExchangeOptions:
         self._check_local_steps()
 
     def _others(self, names: Collection[str]) -> Iterator[tuple[str, str, str]]:
-        """Yield the flag, value and default of those of the options that are not as by default."""
+        """Yield the flag, value and default of each of these options that differs from its default."""
         for entry in fields(self):
             value = getattr(self, entry.name)
             if value != entry.default and entry.name in names:

@@ -46,8 +46,8 @@ def has_hook(module: DistributedDataParallel) -> bool:
     """Return whether a module has a communication hook: in Python, one that torch has built in, or
     the one that torch registers in the first forward pass for optimizers that step in `backward()`.
     """
-    steps_in_backward = any(hasattr(p, "_in_backward_optimizers") for p in module.parameters())
-    return steps_in_backward or bool(module._get_ddp_logging_data().get("comm_hook"))
+    is_registered = bool(module._get_ddp_logging_data().get("comm_hook"))
+    return is_registered or any(hasattr(p, "_in_backward_optimizers") for p in module.parameters())
 
 
 class DdpReplicas:
