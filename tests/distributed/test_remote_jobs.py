@@ -98,9 +98,9 @@ def test_kill_caffe_after_kill_9_of_the_launcher(site: Site) -> None:
         for host in site.hosts[:3]:
             assert f"3 on {host.name}" in said
         again = site.desk.run([*KILL_CAFFE, "job-a"])
-        assert (
-            again.stdout
-            == "no job that was started from job-a is running on this machine or its 4 hosts\n"
+        assert again.stdout == (
+            "no job that was started from job-a is running on this machine or its 4 hosts; "
+            "`poseidon ps` lists the jobs that run\n"
         )
         assert site.pids(other.job) == others
         assert other.launcher.is_running()
