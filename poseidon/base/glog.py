@@ -35,7 +35,6 @@ def at(file: str, line: int) -> dict[str, tuple[str, int]]:
 
     Args:
         file: a file name without folders, `solver.cpp`.
-        line: its line.
     """
     return {_LOCATION: (file, line)}
 
@@ -68,7 +67,6 @@ def glog_head(level: int, time: datetime, thread: int, file: str, line: int) -> 
         time: local time.
         thread: id of the thread, padded to five characters.
         file: name of the source file.
-        line: its line.
     """
     return f"{_LETTERS.get(level, 'I')}{time:%m%d %H:%M:%S.%f} {thread:>5} {file}:{line}] "
 

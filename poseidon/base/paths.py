@@ -59,7 +59,6 @@ def resolve(path: str, *, folder: Path) -> Path:
     """Resolve a path of a definition to a file or folder, which need not exist.
 
     Args:
-        path: the path in the definition.
         folder: the folder of the file that names it.
 
     Raises:

@@ -29,7 +29,6 @@ def decoded(content: bytes, *, errors: str = "surrogateescape") -> str:
     Lines end in a line feed.
 
     Args:
-        content: of the file.
         errors: what becomes of bytes that are not UTF-8; see `codecs`.
 
     Raises:

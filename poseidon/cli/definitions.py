@@ -92,10 +92,6 @@ class Upgrade(Generic[M]):
 
     Attributes:
         what: what a file holds, with its form.
-        read: the message of a file.
-        needed: whether there is anything to do.
-        upgrade: the message in today's grammar.
-        write: a message as the bytes of a file.
         left_out: what the upgrade leaves out: index of the layer, and a sentence.
     """
 

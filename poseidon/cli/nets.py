@@ -89,8 +89,6 @@ class RunningNet(NamedTuple):
     """A net that a command runs.
 
     Attributes:
-        sink: of the command's lines.
-        progress: of the command.
         stopped: whether Ctrl-C was pressed.
     """
 

@@ -313,7 +313,6 @@ def ask(job: str | None, request: HostRequest, limit_s: float) -> str:
 
     Args:
         job: see `meant_job`.
-        request: what it is asked.
         limit_s: the longest wait for its answer, in seconds.
 
     Raises:

@@ -162,7 +162,6 @@ class JobDocument(TrainingDocument, TrainingOptions):
     """The configuration of a worker of `poseidon train`.
 
     Attributes:
-        solver: path of the solver definition.
         definitions: the solver and its nets, as `poseidon.caffe.proto.projects` packs them, for a host
             that need not have their files; empty: they are read from `solver`.
         settings: fields of the solver that the command line sets, as `poseidon.caffe.proto.overrides`
@@ -215,10 +214,8 @@ class ScriptDocument(TrainingDocument):
         ddp: whether it is written for DistributedDataParallel.
         unfit_for_ddp: a sentence on a flag of the job that would have no effect on such a script,
             as one of Lightning; empty: there is none.
-        threads_given: whether the user has given the number of threads.
         snapshot: checkpoint to resume from, or empty.
         restarts: how often the job was started again so far.
-        max_restarts: most restarts.
     """
 
     kind = WorkKind.SCRIPT

@@ -32,8 +32,6 @@ class ExchangeLeaves:
     """The leaves of one exchange.
 
     Args:
-        tensors: of the exchange.
-        own: the virtual workers of this process.
         local_steps: of a round; 0: none.
         label: of the rule, for messages.
     """

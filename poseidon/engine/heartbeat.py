@@ -34,7 +34,6 @@ class HeartbeatSender:
     Attributes:
         facts: of the work: `most_lead` once the exchange is built, and how far a script's loop has
             come.
-        watchdog: watches the training loop.
         device: where this worker computes.
     """
 
@@ -94,7 +93,6 @@ class Reading:
 
     Attributes:
         still_s: seconds since the loop last made progress; 0 while it waits for other workers.
-        waiting: whether it waits for other workers.
         waited_s: seconds spent in such waits so far.
     """
 

@@ -72,7 +72,6 @@ class StateCopy:
         own: what this worker sends.
         shared: where the state is kept, what this worker has or gets otherwise, by leaf.
         count: of the job's virtual workers.
-        keeps: whether this worker keeps the state.
         note: for all workers.
     """
 

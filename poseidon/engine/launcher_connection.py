@@ -45,7 +45,6 @@ class Loan:
 
     Attributes:
         borrower: takes what comes; None: it is not lent.
-        was_lent: whether it ever was.
     """
 
     def __init__(self) -> None:
@@ -134,7 +133,6 @@ class LauncherConnection:
         `forward_requests`.
 
         Args:
-            own: the address.
             among: `JOB` or `WORKERS`.
 
         Returns:

@@ -23,11 +23,7 @@ from poseidon.exchange.exchange import Exchange
 
 
 class MeanLoop(ABC):
-    """Brings means by an exchange, which `_open` builds.
-
-    Args:
-        context: the worker in its job.
-    """
+    """Brings means by an exchange, which `_open` builds."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -56,7 +52,6 @@ class MeanLoop(ABC):
         """Open the exchange.
 
         Args:
-            context: of this loop.
             module: its layers are observed.
             shards: see `build_exchange`.
             iterations: that were made before.

@@ -72,7 +72,6 @@ class Observation(Observed):
         built: the exchange; this object closes it.
         layers: name and module of each layer, for the trace.
         trace: records spans; its owner closes it.
-        observers: others of the exchange.
     """
 
     def __init__(

@@ -276,7 +276,6 @@ def cores_beside(address: str, sysfs: Path = SYSFS) -> set[int]:
 
     Args:
         address: as 0000:3b:00.0.
-        sysfs: where the kernel's sysfs is.
 
     The format: `Documentation/ABI/testing/sysfs-bus-pci` of Linux, `local_cpulist`: 0-15,32-47.
     """

@@ -31,11 +31,9 @@ class TrainingSession:
         passes: backward passes of a step, at most.
         turns: virtual workers of this process.
         behind, alone: see `table_of`.
-        rank: for messages.
         words: returns what the driver knows beside, for messages.
 
     Attributes:
-        state: where the loop is.
         passes: backward passes of this turn that have ended.
         turn: the place of the virtual worker whose turn it is among those of this process.
         steps: finished.
@@ -106,11 +104,7 @@ class TrainingSession:
         return after
 
     def end_iteration(self, finished: int) -> None:
-        """Count an iteration.
-
-        Args:
-            finished: iterations that the job has finished.
-        """
+        """Count an iteration."""
         self.iterations += 1
         left_out = finished - self.iterations
         self.iterations, self.steps = self.iterations + left_out, self.steps + left_out

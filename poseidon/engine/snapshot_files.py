@@ -87,7 +87,6 @@ def seal(state: Path, *others: Path, run: Run = NO_RUN) -> None:
     Args:
         state: the `.solverstate`, or a script's checkpoint.
         others: the other files of the snapshot, in the same folder: the weights.
-        run: that it belongs to.
 
     Raises:
         SnapshotError: a file cannot be read, or the checksums cannot be written.

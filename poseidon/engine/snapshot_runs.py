@@ -199,7 +199,6 @@ class Prefixes:
         Args:
             prefix: absolute.
             ending: of the states' names.
-            resumed: the state that this run has resumed from.
             on_earlier: called as the run begins, with the newest snapshot of another run with this
                 prefix that it does not continue.
 

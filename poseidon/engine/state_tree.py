@@ -38,9 +38,6 @@ NOTHING: Mapping[str, Any] = {}
 class StateTree:
     """The leaves of one training loop.
 
-    Args:
-        member: the place of this worker in its job.
-
     Attributes:
         own: the virtual workers of this process.
         count: of the job's virtual workers.
@@ -91,8 +88,6 @@ class StateTree:
         All workers call it together.
 
         Args:
-            gather: makes a collection.
-            keeps: whether this worker keeps it.
             known: values of shared leaves that are here already.
             of_plane: of tensors that are divided, the state has the parts of this worker's plane
                 alone.

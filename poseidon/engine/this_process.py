@@ -203,7 +203,6 @@ def name_lines_of(file: str, name: str) -> None:
 
     Args:
         file: as tracebacks have it.
-        name: of the file for the user.
     """
     PROCESS.called = file, name
 

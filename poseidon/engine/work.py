@@ -45,7 +45,6 @@ class Work(ABC, Generic[Document]):
     """The work of one worker.
 
     Args:
-        document: the worker's configuration.
         launcher: takes events; `process` starts it before `run`.
     """
 
@@ -212,7 +211,6 @@ class TrainingWork(Work[Training]):
         need.
 
         Args:
-            built: the exchange.
             number: of it among the exchanges of the job, from 0.
         """
         if built.recorded:

@@ -85,14 +85,10 @@ class Flag:
     Attributes:
         name: as it is typed, without dashes; of an argument the attribute that holds it.
         text: its help, in half a sentence; empty: the help does not show it.
-        metavar: what its value is called.
         read: returns the value of a text, or raises argparse.ArgumentTypeError.
-        default: its value if it is not given.
         dest: the attribute that holds its value; empty: `name`.
-        aliases: its other names.
         choices: the texts that it takes; empty: `read` decides.
         takes: what it takes.
-        required: whether it must be given.
         opens: what its value, or each of its values, names.
         section: where the help of a job shows it.
         note: what is said when it is given, as it has no effect.

@@ -25,7 +25,6 @@ def one_of(
     """Return the reader of a flag with these values, in upper or lower case.
 
     Args:
-        choices: the values.
         instead: the flags that mean another word, which users may expect among the values.
     """
 

@@ -42,7 +42,6 @@ class Times:
     """The times of a worker's iterations, in seconds.
 
     Attributes:
-        iterations: their number.
         own_s: of all together, without waits for other workers.
         whole_s: with them.
     """
@@ -111,7 +110,6 @@ class Balancer:
     """Measures the workers of one start, and decides when a new placement pays.
 
     Args:
-        placed: the virtual workers.
         seen: of each worker, from the starts before this one; changed by measurements.
     """
 
@@ -181,9 +179,6 @@ class Balancing(JobListener):
     its virtual workers pays; does nothing without `--balance=auto`.
 
     Args:
-        job: the job.
-        requests: takes those to regroup.
-        report: to the user.
         now: seconds, monotonic.
     """
 

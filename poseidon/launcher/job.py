@@ -64,10 +64,7 @@ class Job(ABC):
     """One job.
 
     Args:
-        request: what the user asks for.
-        site: the hosts.
         title: what the terminal shows.
-        stem: the beginning of the job's id.
         devices: of the workers of each host; `cpu` alone stands for `workers` of them.
     """
 
@@ -335,7 +332,6 @@ class Job(ABC):
         their texts.
 
         Args:
-            result: how it ended.
             newest: the last snapshot; without a state if there is none.
             scores: of the last test, a line each.
         """
@@ -495,7 +491,6 @@ def placement_notes(virtual: VirtualWorkers, *, measured: bool, local_steps: boo
     """Return a line on what each worker computes, unless it is for one virtual worker.
 
     Args:
-        virtual: the virtual workers.
         measured: whether they will move by the measured speeds of the workers.
         local_steps: whether each trains with values of its own.
     """

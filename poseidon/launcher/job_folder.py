@@ -100,7 +100,6 @@ def remove_unused(folder: Path, ignored: Collection[Path] = ()) -> None:
     """Remove a job's folder that holds nothing but empty files.
 
     Args:
-        folder: of the job.
         ignored: files in it that are worth nothing without the job.
     """
     files = [path for path in folder.rglob("*") if path.is_file() and path not in ignored]
@@ -120,7 +119,6 @@ class MeantJob:
     """The job that a command line means.
 
     Attributes:
-        folder: its output folder.
         record: its record on this machine; None: it has ended, or runs elsewhere.
     """
 
@@ -211,7 +209,6 @@ def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
     its folder.
 
     Args:
-        given: the flag's value.
         ending: of the names of snapshots.
 
     Raises:

@@ -76,7 +76,6 @@ class StragglerReports(JobListener):
     """Reports a worker that becomes a straggler, and one that stops being one.
 
     Args:
-        report: takes a sentence for the user.
         now: seconds, monotonic.
     """
 
@@ -104,12 +103,7 @@ class StragglerReports(JobListener):
 
 
 class PlanFile(JobListener):
-    """Keeps the plan that `--exchange=auto` or `hybrid` has chosen in `<output>/exchange_plan.json`.
-
-    Args:
-        folder: the job's output folder.
-        warn: takes a sentence for the user.
-    """
+    """Keeps the plan that `--exchange=auto` or `hybrid` has chosen in `<output>/exchange_plan.json`."""
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         self._path = folder / PLAN_FILE
@@ -132,9 +126,6 @@ class StatisticsFile(JobListener):
     """Keeps the last statistics of each process of a start in `<output>/statistics.json`.
 
     Args:
-        job: the job's id.
-        folder: the job's output folder.
-        warn: takes a sentence for the user.
         now: seconds, monotonic.
     """
 
@@ -213,10 +204,6 @@ class StatisticsFile(JobListener):
 class RemoteLogs(JobListener):
     """Keeps the lines that processes on other hosts write, a file for each process:
     `<output>/from_hosts/worker_1.log`.
-
-    Args:
-        folder: the job's output folder.
-        warn: takes a sentence for the user.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
@@ -259,7 +246,6 @@ class DashboardPage(JobListener):
     """Serves the job's page (`poseidon dashboard`) from a child process as long as the job runs.
 
     Args:
-        folder: the job's output folder.
         show: takes the line with the address, or the reason why there is no page.
     """
 

@@ -26,13 +26,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A value for each combination of labels.
-
-    Args:
-        name: of the gauge.
-        text: what it is.
-        labels: their names.
-    """
+    """A value for each combination of labels."""
 
     name: str
     text: str

@@ -47,9 +47,6 @@ from memory that it then overwrites; so a chunk's copy takes about half the time
 def child_environment(threads: int) -> dict[str, str]:
     """Return what a child needs beyond the environment of its agent.
 
-    Args:
-        threads: CPU threads of its arithmetic.
-
     The malloc settings keep large freed blocks in the process: activations and gradients are
     allocated in each iteration, and giving them back to the system means touching fresh pages
     every time. They also merge small freed blocks with their neighbours at once: glibc would put
@@ -84,10 +81,8 @@ class Start:
 
     Attributes:
         attempt: 0, 1, ...
-        point: where it resumes from.
         aside: whether its processes are prepared beside another start, and then wait.
         exchange_plan: of an earlier start or run, as `RecordedPlan.to_json`; empty: none.
-        token: the start's secret.
         keys: of all connections; None: they are not encrypted.
     """
 
@@ -167,10 +162,6 @@ def shard_spec(
     """Return how to start a server shard.
 
     Args:
-        role: the shard.
-        start: of the job.
-        job: the job's id.
-        kind: of its work.
         workers: of the job, which all connect to it.
         threads: of its environment, the same as the workers' of its host. It computes with one.
         trace: the file of its trace, on its host; empty: none.

@@ -200,7 +200,6 @@ class JobRequest(ComputeOptions, RunRequest):
 
     Attributes:
         argv: the arguments of `poseidon`, the command first; empty: a program asks.
-        exchange: how gradients are exchanged.
         server_requested: whether an exchange that uses shards was asked for by name.
         virtual_workers: V, the number in the job, at least 1; None: one for each worker, or as many
             as in the snapshot that the job resumes from.

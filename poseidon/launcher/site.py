@@ -51,7 +51,6 @@ class Site:
 
     Args:
         hosts: in the order of their ids.
-        dialer: opens their agents.
     """
 
     def __init__(self, hosts: Sequence[Host], dialer: Dialer) -> None:
@@ -117,7 +116,6 @@ class Site:
         """Open the agents of all hosts and check the hosts, before anything starts.
 
         Args:
-            job: its id.
             needs: returns what the processes of a host need; the site adds the addresses.
 
         Raises:
@@ -166,7 +164,6 @@ class Site:
 
         Args:
             environments: of the processes of each host, as `ProcessSpec` has them.
-            imports: the modules.
         """
         return [
             self._agents[host.id].import_ahead(environment, imports)
@@ -189,8 +186,6 @@ class Site:
         with the address at which the others reach it. Another thread may call it.
 
         Args:
-            host: the host.
-            record: of the job.
             needs: returns what the processes of the host need.
             files: of those of `begin`.
 
@@ -279,8 +274,6 @@ class Site:
 
         Args:
             writer: returns the host that writes them.
-            folder: where copies go.
-            warn: takes a sentence for each that could not be copied.
         """
         if not self._dialer.takes_files:
             return None
@@ -482,10 +475,6 @@ def launcher_environment() -> LauncherEnvironment:
 def read_hosts(hostfile: str | None, channels: int) -> tuple[Host, ...]:
     """Return the hosts of a machinefile; this machine alone without one.
 
-    Args:
-        hostfile: the machinefile.
-        channels: shards of each host.
-
     Raises:
         MachinefileError: a line is wrong.
     """
@@ -499,7 +488,6 @@ def ssh_agents(config: str | None, records: Sequence[JobRecord] = ()) -> SshAgen
 
     Args:
         config: the file of --ssh_config; None: each job's own.
-        records: of the jobs.
     """
     own = {
         account_of(host): SshSettings.from_flag(record.ssh_config)

@@ -47,7 +47,6 @@ class SnapshotCopies:
 
     Args:
         folder: where the copies are; made when the first comes.
-        agent: returns the agent of the host of worker 0.
         warn: takes a sentence for each snapshot that could not be copied.
     """
 
@@ -85,7 +84,6 @@ class SnapshotCopies:
         """Wait a while for the last snapshots of a job that did not fail.
 
         Args:
-            outcome: how it ended.
             requests: the signals meanwhile; a request to stop ends the wait at once.
         """
         # Whoever stops a job wants the launcher to end. The job's own end may have used up the
@@ -206,7 +204,6 @@ class SnapshotList(JobListener):
     """The snapshots of one job, from all of its starts.
 
     Args:
-        origin: where the job begins.
         warn: takes a sentence for each snapshot that is skipped.
         copies: of snapshots that are written on another machine, closed with the list; None: they
             are written on this one, or cannot be copied.

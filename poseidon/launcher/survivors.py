@@ -30,7 +30,6 @@ class Survivors:
     Attributes:
         hosts: in the order of the ranks of their workers; the first has the memory snapshot.
         iteration: of that snapshot.
-        lost: the hosts that are left out.
     """
 
     hosts: tuple[Host, ...]
@@ -57,8 +56,6 @@ def find_survivors(
     Args:
         plan: of the start that has ended.
         paused: its processes that are left.
-        min_workers: the fewest that the job continues with.
-        leaving: the ids of the hosts that are to leave.
     """
     while True:
         others = {name: at for name, at in paused.items() if name.client not in leaving}
@@ -203,7 +200,6 @@ class PausedProcesses:
         A shard waits on: a job of one client has none, and needs it once there are two again.
 
         Args:
-            specs: of the next start.
             hosts: that it has.
         """
         used, here = {_place(spec) for spec in specs}, {host.id for host in hosts}

@@ -113,10 +113,7 @@ def with_a_worker_for_each_task(
     """Return hosts with devices for as many workers as tasks.
 
     Args:
-        hosts: the hosts.
         tasks: on each of them. Where each has one, the flags give the devices of all.
-        gpu: `--gpu`.
-        workers: `--workers`.
 
     Raises:
         UsageError: the flags ask for a different number of workers.
@@ -151,9 +148,7 @@ def take_part(
     """Take part in a job to its end; return the job's exit code.
 
     Args:
-        task: this process.
         key: the secret of all tasks.
-        timeout_s: how long to wait for the other tasks.
         run_job: launches the job on the hosts of a dialer; called on rank 0 alone.
 
     Raises:

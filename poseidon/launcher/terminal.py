@@ -76,9 +76,6 @@ class Terminal(JobListener):
         title: the net's name.
         stream: usually standard error.
         stdout: for what a script's rank 0 prints; None: standard output.
-        on_started: called when the job runs.
-        shown: whose logs are shown.
-        progress: how the progress is shown.
         interval_s: seconds between two lines on the progress, where there is no bar; 0: none.
         clock: seconds, monotonic.
         in_a_hurry: see `Outlet`.

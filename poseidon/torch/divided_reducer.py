@@ -67,7 +67,6 @@ class ShardReducer(MeanReducer):
     """Reduces the shards of a root module between hosts.
 
     Args:
-        module: the root.
         groups: torch's groups of parameters, which one reduction has together.
     """
 

@@ -55,7 +55,6 @@ def shared_leaf(name: str, state: Callable[[], Any], *, is_divided: bool, **more
     Args:
         state: returns it, with its live tensors.
         is_divided: whether the workers of a host may have divided these.
-        more: of the leaf.
     """
 
     def together(keeps: bool, of_plane: bool) -> Any:
@@ -151,7 +150,6 @@ def _gathered(
         like: divided tensors by the same names, of all workers of a host.
         missing: returns what this worker has of a tensor without a part here, from the name, a
             tensor without elements, and the parts.
-        keeps: whether this worker needs them.
     """
     found: dict[str, Any] = {}
     some = any(sum_over_host(bool(parts), tensor) for tensor in [*like.values()][:1])

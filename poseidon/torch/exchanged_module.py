@@ -38,7 +38,6 @@ class ExchangedModule:
             It calls `bring`, or raises.
 
     Attributes:
-        plan: what is exchanged.
         hooks: between autograd and the exchange, from `put_hooks` on.
     """
 

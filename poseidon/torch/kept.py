@@ -27,7 +27,6 @@ class KeptLeaves:
     """The objects that a script keeps with its group.
 
     Args:
-        tree: of the group.
         has_shards: whether its module is divided, so that states may be.
     """
 

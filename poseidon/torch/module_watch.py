@@ -68,11 +68,7 @@ MOST_FLAGS = 4 * SAMPLED
 
 
 class SentGradients:
-    """Gradients of this step, with their first values as sent.
-
-    Args:
-        refusal: the sentence about gradients that have changed.
-    """
+    """Gradients of this step, with their first values as sent."""
 
     def __init__(self, member: Membership, refusal: str) -> None:
         # of an owner they are overwritten with the sum of its host's workers, and of several

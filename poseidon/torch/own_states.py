@@ -49,7 +49,6 @@ class OwnBuffers:
 
     Args:
         rest: its tensors that are not exchanged in every step, by name.
-        workers: number of virtual workers.
     """
 
     def __init__(self, module: nn.Module, rest: Mapping[str, Tensor], workers: int) -> None:
@@ -188,9 +187,6 @@ def _restore(group: dict[str, Any], options: dict[str, Any]) -> None:
 def bring_rest(rest: Mapping[str, Tensor], gather: Gather, member: Membership) -> None:
     """Set tensors that are not exchanged to rank 0's, and shards to the first host's. All workers
     call it together.
-
-    Args:
-        rest: by name.
 
     Raises:
         UsageError: the workers have different ones.

@@ -182,7 +182,6 @@ class Reads:
 
     Args:
         module: has the tensors.
-        guarded: tensors of the module by an index.
         bring: called with an index where a tensor is read before its value has come. It calls
             `came`, or raises.
         held: tensors of the exchange that share memory with the module's. Nothing else does yet.

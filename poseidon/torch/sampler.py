@@ -104,7 +104,6 @@ class SharedSampler(Sampler[int]):
 
     Args:
         order: of the records of the dataset.
-        own: the virtual workers of this worker.
         on_read: called with a virtual worker before each of its records that is drawn.
         on_return: called with a virtual worker before its first record when an epoch is resumed in
             its middle.
@@ -165,9 +164,6 @@ class SharedSampler(Sampler[int]):
 
     def check_loop(self, begun: int) -> None:
         """Refuse to continue a loop after a later one has begun.
-
-        Args:
-            begun: when it began.
 
         Raises:
             UsageError: a later one has.

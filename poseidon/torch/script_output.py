@@ -62,7 +62,6 @@ class ScriptStream(io.RawIOBase):
     """A standard stream of a script.
 
     Args:
-        log: gets its lines.
         descriptor: gets its bytes as they come; None: the log alone has them.
     """
 

@@ -50,7 +50,6 @@ def torchrun_variables(document: ScriptDocument, master: str) -> Mapping[str, st
     """Return the variables of torchrun for one worker.
 
     Args:
-        document: of the worker.
         master: HOST:PORT on the host of worker 0, where nothing listens.
     """
     address, _, port = master.rpartition(":")

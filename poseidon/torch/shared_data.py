@@ -48,7 +48,6 @@ class SharedLoader(DataLoader[Any]):
 
     Args:
         dataset: with records by number.
-        loop: of the group.
         between: called between two iterations, before the first batch of each.
         arguments: DataLoader's others.
     """

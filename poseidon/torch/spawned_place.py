@@ -25,7 +25,6 @@ class SpawnedWorker:
     """A worker of the job in a spawned process.
 
     Args:
-        link: to the worker.
         answer: of the worker: its document, and the exchanges of addresses so far.
     """
 

@@ -120,7 +120,6 @@ class ScriptPlace:
     It listens before the workers' scripts begin: they look for each other's places.
 
     Args:
-        document: of the worker.
         launcher: its connection, which is lent.
     """
 

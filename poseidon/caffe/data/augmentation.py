@@ -198,9 +198,6 @@ LEAST_EXPANSION = 1.01
 class Augmentation:
     """The steps of resize_param, noise_param, distort_param, expand_param, emit_constraint.
 
-    Args:
-        param: the transform_param.
-
     Raises:
         DataError: a field is out of range, or two contradict each other.
     """
@@ -253,8 +250,6 @@ class Augmentation:
 
         Args:
             image: (H, W) or (H, W, C), uint8.
-            objects: the objects in it.
-            random: the generator of this record.
         """
         if self._distort is not None:
             image = self._distort(image, random)

@@ -27,12 +27,7 @@ from poseidon.errors import DataError
 
 
 def check_finite(name: str, param: Message) -> None:
-    """Raise DataError if a float of a message is infinite or not a number.
-
-    Args:
-        name: the name of the field that holds the message.
-        param: the message.
-    """
+    """Raise DataError if a float of a message is infinite or not a number."""
     for field, value in param.ListFields():
         if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
             for number in [value] if isinstance(value, float) else value:

@@ -66,7 +66,6 @@ def open_cursor(path: Path, backend: int) -> Cursor:
     """Open a cursor on the first record of a database.
 
     Args:
-        path: the database's folder.
         backend: a `Backend`, or its number in Caffe's `DataParameter.DB`.
 
     Raises:

@@ -109,9 +109,7 @@ def require_kind(path: Path, backend: Backend, *, by_flag: bool = False) -> None
     """Check that the folder `path` holds a database of the kind `backend`.
 
     Args:
-        path: the folder.
         backend: what a layer names, or a flag.
-        by_flag: whether the flag --backend names it.
 
     Raises:
         DataError: the folder does not exist, is not a database, or is of the other kind.
@@ -157,7 +155,6 @@ class SteppingCursor(ABC):
     """A cursor on a database with at least one record, initially on the first.
 
     Args:
-        path: the database, for error messages.
         length: the number of records, or None if it is expensive to compute; then it is known after
             the first wrap.
     """

@@ -226,7 +226,6 @@ class AnnotatedImage(NamedTuple):
 
     Attributes:
         image: (C, H, W), read-only.
-        label: the label of the whole image.
         objects: the objects; None if the record has no annotation type.
     """
 

@@ -81,7 +81,6 @@ def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.f
     """Compute the mean (C, H, W) of all records of a database, which must have one shape.
 
     Args:
-        cursor: the database.
         report: called with the number of records read, for a progress bar.
 
     Raises:

@@ -45,7 +45,6 @@ def open_for_inference(
     """Return a net of the phase TEST whose data comes from its caller, filled from models.
 
     Args:
-        model: path of the definition.
         weights: models, later ones over earlier ones.
         shapes: see `inference_definition`.
         stages: for rules of the definition.

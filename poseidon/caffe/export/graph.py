@@ -183,7 +183,6 @@ class Graph:
         """Return the checked model.
 
         Args:
-            name: of the graph.
             outputs: values that nodes have made, by the names that they have for the user.
         """
         helper = self._onnx.helper
@@ -231,7 +230,6 @@ class Exported:
     """The result of an export.
 
     Attributes:
-        model: the ONNX model.
         inputs: the blobs that the caller passes.
         outputs: the blobs that the model returns.
         fixed: why the batch is not dynamic; empty where it is.

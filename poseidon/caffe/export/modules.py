@@ -71,7 +71,6 @@ def write_module(model: Path, weights: Path, shapes: Mapping[str, Shape], path: 
         weights: a checkpoint of a group, or a state dict.
         shapes: of the inputs by the names of `forward`'s parameters, each with `:int64` where it is
             not float32.
-        path: of the file.
 
     Raises:
         UsageError: there is no such function, or a name of an input is wrong.

@@ -29,7 +29,6 @@ class ClientFiles:
     """The files of one client.
 
     Attributes:
-        client: the client.
         files: with their paths on its host.
         folders: on its host, that hold nothing else.
     """
@@ -57,11 +56,8 @@ def distribute(
 
     Args:
         source: the database or list, divided into as many parts as clients work.
-        clients: of the machinefile.
         root: see `part_files`.
         replace: whether other files of these names are replaced.
-        report: takes the progress.
-        ssh: of the connections.
 
     Returns:
         A sentence for each client.

@@ -272,8 +272,6 @@ def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[s
     """Return the devices of --gpu, else the solver's, as Caffe decides it.
 
     Args:
-        gpu: the flag.
-        solver: the definition.
         visible: GPUs of a host; None: known once the hosts were checked. The launcher's own count
             then decides between GPU and CPU where the solver does not.
     """
@@ -305,7 +303,6 @@ def needed_files(solver: SolverDefinition, *, client: int, clients: int) -> tupl
     well. None is opened.
 
     Args:
-        solver: the definition.
         client: the host's number among those that work.
         clients: how many work.
     """

@@ -63,11 +63,9 @@ class LayerContext:
     """The environment of a layer: phase, worker and device.
 
     Attributes:
-        phase: `caffe_pb2.TRAIN` or `caffe_pb2.TEST`.
         seed: the random seed of the job. Initial weights depend on it alone.
         rank: the rank of this worker among `workers`; of a virtual worker its number.
         seat: of this worker among the workers of its host, which is a client.
-        device: the device of parameters and blobs.
         autocast: the type of 16 bits in which layers that can compute; None: float32.
         channels_last: whether convolutions get images with channels last in memory.
         resolve: resolves a path of the definition.
@@ -90,10 +88,7 @@ class BlobSpec:
 
     Attributes:
         name: the name of the layer's attribute.
-        shape: the shape.
-        filler: the filler of the initial values.
         learns: False if `forward` updates it and the solver must not (lr_mult 0).
-        initial: the initial values in place of the filler's.
         fixes_rate: for a blob that does not learn, other multipliers of its `param` block are
             ignored, not refused.
         looked_up: few rows of its gradient are not zero: those that a batch looks up.
@@ -113,10 +108,6 @@ class Layer(nn.Module):
 
     A subclass sets the class attributes and defines `setup` and `forward`. `forward` takes a tensor
     for each bottom and returns a tensor if the layer has one top, else a tuple of tensors in order.
-
-    Args:
-        param: the layer's definition.
-        context: the layer's environment.
     """
 
     # The least and the largest number of bottoms and of tops; None: any number.
@@ -232,7 +223,6 @@ class Layer(nn.Module):
         """Set a blob to a parameter of this layer, or to one that another layer owns.
 
         Args:
-            index: the index of the blob.
             parameter: a parameter of the blob's shape; with permissive sharing, of a different
                 shape with as many values.
         """
@@ -353,7 +343,6 @@ def check_shape(name: str, shape: Shape, pattern: str, why: str = "") -> None:
 
     Args:
         name: of the blob, for the message.
-        shape: its shape.
         pattern: extents with `x` between them: numbers, letters for any number, and `...` at the
             end for any further axes: `1xNxH`, `NxC...`.
         why: what the pattern means.

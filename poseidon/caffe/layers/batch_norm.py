@@ -140,7 +140,6 @@ def form_of(param: BNParameter, blobs: int = 0) -> Form:
     """Return the form that the fields choose.
 
     Args:
-        param: the fields.
         blobs: the number of `param` blocks, or of blobs, of the layer.
 
     Raises:

@@ -35,7 +35,6 @@ def fill(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
     Args:
         blob: a float tensor on the generator's device.
         filler: the type and its parameters; an empty one is the constant 0.
-        generator: the source of random numbers.
 
     Raises:
         FillerError: the type is unknown or does not suit the blob's shape.

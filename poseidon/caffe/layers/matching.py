@@ -51,8 +51,6 @@ class BoxCode:
 
     Args:
         kind: a `PriorBoxParameter.CodeType`.
-        priors_P4: the prior boxes.
-        variances_P4: their variances.
         variance_in_target: the variances are not part of the code.
 
     Raises:
@@ -230,7 +228,6 @@ def mine(matches: Matches, loss_P: Floats, boxes_P4: Floats, param: MultiBoxLoss
     object by neg_overlap. HARD_EXAMPLE chooses sample_size boxes among all.
 
     Args:
-        matches: the assignment.
         loss_P: the loss of each prior box.
         boxes_P4: the boxes for non-maximum suppression.
         param: the settings, whose mining_type is not NONE.
@@ -260,12 +257,7 @@ def mine(matches: Matches, loss_P: Floats, boxes_P4: Floats, param: MultiBoxLoss
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The objects of an image.
-
-    Attributes:
-        labels_G: their classes.
-        boxes_G4: their boxes.
-    """
+    """The objects of an image."""
 
     labels_G: Indices
     boxes_G4: Floats
@@ -277,8 +269,6 @@ def objects_of(rows: Floats, images: int, param: MultiBoxLossParameter) -> list[
     Args:
         rows: (objects, 8): image, label, instance, xmin, ymin, xmax, ymax, difficult; image -1 is
             none.
-        images: the number of images.
-        param: the settings.
 
     Raises:
         DataError: an image or a label does not exist.

@@ -42,9 +42,7 @@ class Examples:
 
     Attributes:
         image_M: the image of each positive example.
-        prior_M: its prior box.
         column_M: its class of locations.
-        label_M: its class.
         box_M4: its object's box.
         negatives: image and prior box of each negative example; None: all other prior boxes.
     """

@@ -39,8 +39,6 @@ def pooled_extents(
     Args:
         image: height and width of the image.
         kernel: height and width of a window.
-        stride: the distance between windows.
-        pad: the padding on each side.
         ceil: count a window that exceeds the end.
         empty: allow a last window entirely outside the image (not for an average, where Caffe
             returns 0 / 0).

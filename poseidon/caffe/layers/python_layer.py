@@ -37,9 +37,6 @@ class PythonLayerError(LayerError, DataError):
 class CaffeLayer:
     """The base class of users' layers: `caffe.Layer`.
 
-    Args:
-        param: the layer's definition.
-
     Attributes:
         blobs: the learnable blobs; `setup` adds them with `self.blobs.add_blob(*shape)` and fills
             them.

@@ -95,12 +95,9 @@ class Target:
     """The files to write.
 
     Attributes:
-        folder: the output_directory.
-        prefix: the output_name_prefix.
         form: one of FORMATS.
         names: the name of each label.
         background: the label that has no file.
-        classes: the number of labels.
     """
 
     folder: Path
@@ -115,7 +112,6 @@ class SavedResults:
     """The detections of a test set, image by image.
 
     Args:
-        target: the files to write.
         sizes: the images of a pass, in the order of the data layer.
         resize: the resizing of the images; None: they were only warped.
     """

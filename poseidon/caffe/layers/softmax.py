@@ -186,7 +186,6 @@ def normalizer(
     Args:
         mode: a LossParameter.NormalizationMode.
         items: the batch size in Caffe's sense, the product of the extents before the class axis.
-        label: all labels.
         ignored: the mask of ignored labels.
         fixed: the divisor with PRE_FIXED.
     """

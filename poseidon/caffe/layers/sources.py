@@ -138,7 +138,6 @@ class ReadingSource(Source):
         """Return the prefix of the paths of a list of images.
 
         Args:
-            source: the list.
             root: the prefix that the definition names.
             first: the list's first path, without the prefix.
 

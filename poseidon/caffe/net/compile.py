@@ -43,7 +43,6 @@ def compile_net(
         definition: the net with all phases.
         context: the environment of the layers. The phase comes from `state`, and
             `resolve` from the definition by default.
-        state: phase, level and stages.
         share_with: a net (the train net) whose blobs this one (a test net) uses in layers of the
             same name; the second layer of a name uses those of the second.
 
@@ -67,7 +66,6 @@ class CheckedLayers:
     """The layers that a check has set up.
 
     Attributes:
-        by_name: the layers by distinct name.
         shapes: the shapes of the blobs by name, as far as they are known without the layers that
             are left out.
         params: the learnable tensors of the net, on torch's meta device; None if layers are left
@@ -98,7 +96,6 @@ def checked_layers(
         definition: the net with all phases.
         context: the environment of the layers. The phase comes from `state`, and `resolve` from the
             definition.
-        state: phase, level and stages.
         share_with: the layers of a net whose blobs this one uses, by name.
         leave_out: returns True for the class of a layer that must not be set up.
 

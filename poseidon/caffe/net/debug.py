@@ -37,10 +37,8 @@ class DebugTrace:
     """A trace of the passes of a net.
 
     Args:
-        plan: the plan of the net.
         layers: the layers, one for each step.
         parameters: the learnable tensors, without duplicates.
-        write: called with each line.
     """
 
     def __init__(

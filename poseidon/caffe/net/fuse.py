@@ -59,7 +59,6 @@ def fuse(
     """Return the plan's steps in order, with pairs fused.
 
     Args:
-        plan: the plan of the net.
         layers: the layers, one for each step, set up.
         runs: the function of each step that is not fused; None: its layer.
         apart: the indices of steps that must not be fused.

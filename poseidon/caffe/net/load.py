@@ -38,7 +38,6 @@ class LoadReport:
     """The result of loading saved layers.
 
     Attributes:
-        copied: the layers whose blobs were loaded.
         ignored: the saved layers that are not in the net.
         kept: the layers of the net whose blobs were not saved.
     """
@@ -74,7 +73,6 @@ def load_blobs(
 
     Args:
         layers: the net's layers by distinct name (`DistinctNames`).
-        saved: the name and the blobs of each saved layer.
         shared: the name `<layer>.<index>` of each blob that another layer owns.
         own: the net has saved them, for a state.
 

@@ -39,12 +39,7 @@ class Compiled:
 
     Attributes:
         definition: the net, filtered for its phase.
-        plan: the plan of the net.
-        context: the environment of the layers.
         layers: the layers, one for each step.
-        names: a distinct name for each layer.
-        shapes: the initial shape of each slot.
-        params: the learnable tensors.
     """
 
     definition: NetDefinition
@@ -74,7 +69,6 @@ class Net(nn.Module):
     """A runnable net, created by `compile_net`.
 
     Attributes:
-        plan: the plan of the net.
         parameters_info: the learnable tensors in Caffe's order.
         layer_modules: the pairs (distinct name, layer) in order.
         loss: after `forward`, the weighted sum of the losses, a scalar.
@@ -183,9 +177,6 @@ class Net(nn.Module):
 
     def reshape(self, input_shapes: Mapping[str, Shape]) -> None:
         """Change the shapes of inputs and set up all layers that this affects.
-
-        Args:
-            input_shapes: the new shapes of some or all inputs.
 
         Raises:
             UsageError: an input is unknown.

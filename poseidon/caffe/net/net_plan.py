@@ -50,7 +50,6 @@ class NetPlan:
 
     Attributes:
         steps: the steps, one for each layer in order.
-        slots: the number of slots.
         names: the slot of the last value of each blob, by name.
         outputs: the blobs that no layer reads, as (name, slot) by name in Caffe's order.
         losses: (slot, weight) of each top with a loss weight.
@@ -72,7 +71,6 @@ def plan_net(definition: NetDefinition, class_of: ClassOf) -> NetPlan:
     """Create the plan of a net whose definition has been filtered for its phase.
 
     Args:
-        definition: the net.
         class_of: returns the class of a layer type; raises LayerError for an unknown type.
 
     Raises:

@@ -30,10 +30,6 @@ class ParamInfo:
 
     Attributes:
         name: `<owner layer>.<blob index>`, unique in the net.
-        shape: the shape.
-        lr_mult: the multiplier of the learning rate.
-        decay_mult: the multiplier of the weight decay.
-        parameter: the tensor.
         layer: the distinct name of the layer that owns it.
         factors: the gradient is u^T v of one layer, so it can be sent as sufficient factors.
         statistics: the layer's forward pass updates it in training; solvers do not.
@@ -100,8 +96,6 @@ class ParamTable:
         """Add the blobs of the next layer.
 
         Args:
-            param: the layer's definition.
-            specs: the blobs that the layer declared.
             factors: whether the gradient of the first blob can be sent as factors.
             statistics: whether the layer updates its blobs that do not learn.
 

@@ -25,12 +25,9 @@ class SlotShapes:
 
     Args:
         definition: the net, for the location of errors.
-        plan: the plan of the net.
         layers: the layers, one for each step, set up.
-        shapes: the initial shape of each slot.
 
     Attributes:
-        shapes: the shape of each slot as of the last pass.
         dynamic: the indices of the steps whose shapes may change from pass to pass.
     """
 
@@ -74,9 +71,6 @@ class SlotShapes:
 
     def reshape(self, changed: Mapping[int, Shape]) -> None:
         """Change the shapes of input slots, and set up every layer that this affects.
-
-        Args:
-            changed: the new shapes.
 
         Raises:
             DefinitionError: a layer does not accept these shapes. All layers are then set up as

@@ -69,7 +69,6 @@ class NetDefinition:
 
         Args:
             layer: index in `param.layer`, or the layer's name.
-            message: what is wrong and what was expected.
         """
         index = self._index(layer)
         if index is None:
@@ -359,7 +358,6 @@ def parse_net(content: bytes, *, source: str, folder: Path) -> NetDefinition:
     """Parse the content of a net definition file; see `read_net`.
 
     Args:
-        content: the bytes of the file.
         source: the name of the file, for errors.
         folder: the folder of the file, for relative paths in it.
 
@@ -386,7 +384,6 @@ def parse_solver(
     """Parse the content of a solver definition file; see `read_solver`.
 
     Args:
-        content: the bytes of the file.
         source: the name of the file, for errors.
         folder: the folder of the file, for relative paths in it.
         nets: see `SolverDefinition`.

@@ -84,12 +84,7 @@ class DefinitionMistake:
 
 
 def diagnose(text: str, descriptor: Descriptor) -> DefinitionMistake | None:
-    """Return the first mistake in `text` as a message of type `descriptor`, or None if it has none.
-
-    Args:
-        text: prototxt.
-        descriptor: the message type that the text should hold.
-    """
+    """Return the first mistake in `text` as a message of type `descriptor`, or None if it has none."""
     walk = _Walk(text, descriptor)
     try:
         walk.run()

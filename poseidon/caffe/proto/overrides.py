@@ -32,7 +32,6 @@ def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter
     """Return a copy of a solver with some fields set.
 
     Args:
-        param: the solver.
         settings: `field=value` each; `block.field=value` for a field in a block. The last value of
             a field counts. All values of a repeated field count; together they replace the file's.
 
@@ -65,13 +64,7 @@ def field_of(setting: str) -> str:
 
 
 def changes(before: SolverParameter, after: SolverParameter, settings: Iterable[str]) -> str:
-    """Return a description of the changed settings for the log.
-
-    Args:
-        before: the solver in the file.
-        after: the solver that `override` returned.
-        settings: the settings passed to `override`.
-    """
+    """Return a description of the changed settings for the log."""
     names = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
     parts = []
     for name in names:

@@ -122,12 +122,7 @@ def projects() -> dict[str, Path]:
 
 
 def project_files(name: str, source: Path) -> dict[str, str]:
-    """Return the texts of a project's files by name.
-
-    Args:
-        name: the name of the project.
-        source: the folder in the zoo or of the example.
-    """
+    """Return the texts of a project's files by name."""
     texts = {path.name: _adapted(path) for path in sorted(source.glob("*.prototxt"))}
     for path in sorted(
         (shipped_folder() / "examples" / name).glob("*.py" if name in EXAMPLES else "make_data.py")
@@ -290,7 +285,6 @@ def pack_solver(path: Path, settings: Sequence[str] = ()) -> str:
     """Return a solver file and the net files that it names as one text.
 
     Args:
-        path: the solver file.
         settings: overrides for fields of the solver, which can name other nets. They are not part
             of the text.
 

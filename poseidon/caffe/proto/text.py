@@ -38,7 +38,6 @@ def parse(text: str, message: M, *, source: str) -> M:
     """Parse prototxt into `message` and return it.
 
     Args:
-        text: prototxt.
         message: an empty message of the type that the text should hold.
         source: the file of the text, or another name for it, for errors.
 

@@ -41,7 +41,6 @@ class UpgradeError(ValueError):
     The caller, who knows the file, translates this into a DefinitionError.
 
     Args:
-        message: what is wrong and what was expected.
         layer: index of the layer in `layer` or `layers`; None if the error is about the whole
             definition.
     """

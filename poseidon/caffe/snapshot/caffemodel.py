@@ -72,7 +72,6 @@ def read_message(path: Path, message: M, kind: str) -> M:
     """Read a binary protobuf file.
 
     Args:
-        path: the file.
         message: the message to parse into, which is returned.
         kind: the expected kind of file for errors, such as "model".
 
@@ -177,7 +176,6 @@ def blobs_of(net: NetParameter, source: str | Path) -> list[LayerBlobs]:
     """Return the name and the blobs of each layer of a model of any format.
 
     Args:
-        net: the model.
         source: its file, or another name for it, for errors.
 
     Raises:

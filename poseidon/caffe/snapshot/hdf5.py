@@ -56,7 +56,6 @@ def write_model(
     """Write a model atomically.
 
     Args:
-        path: the file.
         blobs: (layer name, layer type, arrays) of every layer, in order.
         owned: the names `<layer>.<index>` of the blobs that are not shared from another layer.
         diffs: the gradients in the same form, repeated for shared blobs (snapshot_diff); None: no

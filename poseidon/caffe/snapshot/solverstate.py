@@ -76,7 +76,6 @@ def read_state(
     """Read a state and check its histories against a net.
 
     Args:
-        path: the file.
         blobs: the name and the shape of each learnable blob in Caffe's order.
         arrays_per_blob: the number of history arrays of the solver for each blob.
 

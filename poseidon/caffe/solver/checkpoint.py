@@ -71,12 +71,10 @@ class Checkpoint:
     """Writes states, on rank 0, and reads them, on all workers.
 
     Args:
-        prefix: of the snapshots' names.
         writer: writes them, one after another; None: a new one.
         job: the id of the job; empty: there is none.
 
     Attributes:
-        settings: as given.
         before: the blobs before the last iteration, whose changes are the diffs of the model; None:
             no diffs.
     """
@@ -220,11 +218,7 @@ class Checkpoint:
                 yield from_array(tensor.numpy())
 
     def _worker_state(self, own: Mapping[str, Any], *, private: bool) -> PoseidonWorkerState:
-        """Return the state of a virtual worker as a message.
-
-        Args:
-            private: whether it has histories of its own.
-        """
+        """Return the state of a virtual worker as a message."""
         state = PoseidonWorkerState.FromString(own["worker"])
         for name, tensor in own["held_back"].items():
             state.held_back.add(name=name, values=from_array(tensor.numpy()))
@@ -277,9 +271,6 @@ class Checkpoint:
         """Return the state in a file, and with the name "model" the file of its weights.
 
         One that has no state for as many virtual workers has none of any.
-
-        Args:
-            path: the `.solverstate`.
 
         Raises:
             SnapshotError: the file, or the weights it names, is missing, broken, or does not fit.

@@ -154,7 +154,6 @@ def save_results(
         nets: the test net of each virtual worker of this process, in order.
         collect: returns the payloads of all processes by rank. Virtual worker 0's net writes.
         begin: the first batch of the pass; batch n belongs to virtual worker n mod V.
-        count: the batches of the pass.
 
     Raises:
         DataError: the files cannot be written.

@@ -49,7 +49,6 @@ class Display:
     """Shows a run.
 
     Args:
-        log: receives glog lines.
         sinks: receive records too, on rank 0.
         began_s: the moment of the monotonic clock from which the log counts seconds; None: now.
     """

@@ -65,7 +65,6 @@ class Replica:
 
     Args:
         context: device, seed and so on of this process; the nets set the phase.
-        member: the place of this process in its job.
 
     Attributes:
         nets: the nets of each virtual worker of this process, in order.

@@ -308,7 +308,6 @@ def current_step(solver: SolverParameter, iterations: int) -> int:
     rate has taken.
 
     Args:
-        solver: the definition.
         iterations: the number of iterations that have ended. The last rate is the rate of iteration
             `iterations` - 1.
     """

@@ -49,7 +49,6 @@ class SolverState:
     """The state of the loop of one process.
 
     Args:
-        session: counts iterations.
         local_steps: iterations of a round; 0: none.
         schemes: of each trained tensor, where a resumed run cannot find it out again.
 
@@ -247,11 +246,7 @@ def _computation(nets: WorkerNets) -> Computation:
 
 
 def compare_computation(nets: WorkerNets, state: PoseidonWorkerState, path: Path) -> None:
-    """Warn if a run cannot have the bits of one that was never interrupted.
-
-    Args:
-        path: the file of the state.
-    """
+    """Warn if a run cannot have the bits of one that was never interrupted."""
     now = _computation(nets)
     then = Computation(
         threads=state.threads,

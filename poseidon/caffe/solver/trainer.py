@@ -51,7 +51,6 @@ class LoopSettings:
         on_progress: called after each iteration with its number; must be fast.
         local_steps: iterations of a round; 0: none.
         schemes: of each trained tensor, where a resumed run cannot find it out again.
-        own_time: measures iterations; None: nothing does.
         memory: takes memory snapshots; None: there are none.
     """
 

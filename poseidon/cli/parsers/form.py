@@ -40,11 +40,9 @@ class Command:
     returns the exit code, or raises `PoseidonError`, whose text is printed.
 
     Attributes:
-        name: as it is typed.
         module: the module of `poseidon.cli` that has its code.
         line: what it does, in a few words.
         description: what it does, in sentences, with the terms that its flags use.
-        example: command lines that work.
         verbatim: whether all words but a first --help are another program's. `words` of the
             namespace has them.
     """
@@ -69,7 +67,6 @@ class FlagGroup:
 
     Attributes:
         terms: the meaning of its terms, in sentences.
-        flags: in the order in which they are shown.
     """
 
     title: str

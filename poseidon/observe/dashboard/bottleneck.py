@@ -54,8 +54,6 @@ class WorkerLoad:
     """A worker over some seconds.
 
     Attributes:
-        rank: of the worker.
-        host: it runs on.
         iterations: a second.
         waited, read: the parts of the time in which it waited for other workers or shards, and for
             its data; 0..1.
@@ -88,8 +86,6 @@ class ShardLoad:
     """A shard over some seconds.
 
     Attributes:
-        index: of the shard.
-        host: it runs on.
         busy: the part of the time in which it works, or has no processor; 0..1.
         sending: as of `WorkerLoad`.
     """
@@ -105,7 +101,6 @@ class Bottleneck:
     """What limits a job.
 
     Attributes:
-        cause: of what kind.
         where: the worker, shard or host; empty where it is all of them.
         sentence: for people.
         advice: what to do.

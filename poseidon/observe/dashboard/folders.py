@@ -40,7 +40,6 @@ class JobFolder:
     """The output folder of one job. One thread uses it at a time.
 
     Args:
-        folder: of the job.
         name: of the job on the page, where no other one has it.
     """
 

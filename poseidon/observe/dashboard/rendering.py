@@ -31,7 +31,6 @@ def job_parts(
         name: of the job in addresses.
         summary: of `JobView.summary`.
         tensors: of `JobFolder.tensors`.
-        has_trace: whether there is a timeline of an iteration.
     """
     bottleneck = summary["bottleneck"]
     state = escape(summary["state"])
@@ -73,7 +72,6 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
     empty.
 
     Args:
-        template: HTML.
         parts: HTML by id. The parts of `TEXTS` are text, which is escaped here.
     """
 
@@ -89,7 +87,6 @@ def job_options(rows: Sequence[Mapping[str, Any]], chosen: str) -> str:
 
     Args:
         rows: of the jobs, with `name` and `state`.
-        chosen: the name of the one that is shown.
     """
     return "".join(
         f'<option value="{escape(row["name"])}"{" selected" if row["name"] == chosen else ""}>'

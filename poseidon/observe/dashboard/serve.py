@@ -222,7 +222,6 @@ def _new_points(job: JobFolder, sent: dict[str, tuple[int, int]]) -> dict[str, A
     """Return the points of each curve that were not sent yet, and note them as sent.
 
     Args:
-        job: whose curves.
         sent: the revision and the number of points of each curve that the page has.
 
     Returns:
@@ -244,7 +243,6 @@ class Guard:
     """Refuses requests without the token; if there is none, those for another host than loopback.
 
     Args:
-        app: the application.
         token: in the address (`?token=`), once, or in the cookie that this sets; empty: nothing is
             asked.
     """
@@ -354,7 +352,6 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
 
     Args:
         folders: of jobs, or folders that hold some.
-        host: the address to listen at.
         port: 0 takes a free one.
         token: that each request needs; empty: none.
 

@@ -188,7 +188,6 @@ class JobView:
 
         Args:
             now: seconds since 1970.
-            running: whether the job's launcher runs.
         """
         workers, shards = self.loads()
         bottleneck = find_bottleneck(workers, shards)

@@ -178,7 +178,6 @@ def draw(
     """Draw panels, up to three side by side, each with its legend below.
 
     Args:
-        logs: the names and tables of the logs.
         kind: one of `FORMATS`.
         smooth: the points of the moving average of a train net's curve; 1: none; None: a fortieth
             of the curve.

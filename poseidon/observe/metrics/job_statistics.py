@@ -93,7 +93,6 @@ class JobStatistics:
     """The latest statistics of each process of a job.
 
     Attributes:
-        gpus: the GPU of each worker that has one.
         progress: the progress, without the loss.
     """
 

@@ -203,11 +203,7 @@ class _Name:
 
 
 class LoggedMeans:
-    """The values of one start of a job that wait for others.
-
-    Args:
-        workers: of the job.
-    """
+    """The values of one start of a job that wait for others."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

@@ -55,8 +55,6 @@ class TrainRecord:
         iteration: the number of finished iterations.
         loss: the total loss, averaged over the last `average_loss` iterations.
         elapsed_s: the seconds of training since the start of the job.
-        outputs: the outputs of the train net.
-        rate: the learning rate of this iteration.
     """
 
     iteration: int

@@ -43,7 +43,6 @@ class TensorRow:
 
     Attributes:
         bytes_out: the bytes sent per client; None: not counted.
-        bytes_in: the bytes received per client.
         waited_s: the mean over the workers.
         hidden_s: the mean over the workers; None: not measured.
         held_back: the mean over the clients of the L2 norm of what a codec holds back now; None: no

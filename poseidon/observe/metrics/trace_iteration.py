@@ -123,7 +123,6 @@ class Bar:
         kind: `forward`, `send`, ...
         name: the layer, the tensor, ...
         begin_ms: the start, from the start of the iteration.
-        end_ms: the end.
     """
 
     row: int

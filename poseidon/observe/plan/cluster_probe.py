@@ -43,7 +43,6 @@ class NetworkLinks:
     Attributes:
         bits_per_s: of a link in one direction, values without headers if it was measured.
         latency_s: from one host to another.
-        measured: whether it was measured.
     """
 
     bits_per_s: float

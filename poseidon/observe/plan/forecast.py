@@ -125,7 +125,6 @@ class Recommendation:
 
     Attributes:
         flags: of the fastest exact way.
-        reasons: sentences.
         alternatives: lossy ways that are faster, each with its flags and its gain.
     """
 

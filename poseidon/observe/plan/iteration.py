@@ -56,7 +56,6 @@ class IterationWork:
     """What an iteration asks of each host, in seconds of one core.
 
     Attributes:
-        worker_s: of the worker.
         shard_s: of the shard on the worker's host.
         serving_s: of the shard of a host that only serves.
         device_s: of the accelerator, besides the net's own computation.
@@ -93,7 +92,6 @@ def local_steps(scenario: Scenario, iteration_of: Callable[[Scenario], Iteration
     """Return the mean iteration of a round: nothing hides the exchange at its end.
 
     Args:
-        scenario: with local steps.
         iteration_of: returns an iteration of a scenario without them.
     """
     machine, steps, turns = scenario.machine, scenario.local_steps, scenario.turns

@@ -85,7 +85,6 @@ class Scenario:
         chunk_bytes: size of a chunk of a tensor; None: as in a job's store.
         piece_bytes: the simulation's unit of sending; smaller is slower to simulate, and hardly
             more exact.
-        forward_part: the forward pass's part of the compute time.
         lossy: how tensors that go to shards or round the ring are encoded; None: as float32.
         local_steps: H, local steps of a round; 1: gradients are exchanged in every iteration.
         by_factors: the layers whose weight travels as factors; None: as the exchange chooses by

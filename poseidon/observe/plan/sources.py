@@ -41,7 +41,6 @@ class Training:
         layers: in forward order.
         batch: rows of a worker's batch.
         compute_s: one worker's forward and backward pass.
-        notes: what was assumed.
     """
 
     name: str
@@ -59,7 +58,6 @@ def training_of_net(
     Args:
         path: prototxt of a solver, of a train net or of a deploy net.
         compute_s: of one worker; None: it is measured here.
-        device: where it is measured.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -106,7 +104,6 @@ def training_of_module(text: str, *, compute_s: float | None, device: torch.devi
     Args:
         text: `file.py:function`; the function returns a module and an example, the module's input.
         compute_s: of one worker; None: it is measured here.
-        device: where it is measured.
 
     Raises:
         UsageError: there is no such function, or it returns something else, or it fails.

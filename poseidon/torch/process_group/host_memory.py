@@ -57,8 +57,6 @@ class Place(NamedTuple):
     Attributes:
         process: the sender's id.
         file: its descriptor of the block.
-        block_bytes: of the block.
-        payload_bytes: of the payload.
     """
 
     process: int
@@ -160,14 +158,7 @@ class SharedBlocks:
 
 
 class HostMemory:
-    """The memory that one worker shares with others of its host.
-
-    Args:
-        neighbours: the ranks of the workers of this host.
-
-    Attributes:
-        neighbours: this worker, too.
-    """
+    """The memory that one worker shares with others of its host."""
 
     def __init__(self, links: LateLinks, neighbours: Collection[int]) -> None:
         self.neighbours = frozenset(neighbours) | {links.network.rank}

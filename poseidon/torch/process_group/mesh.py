@@ -96,7 +96,6 @@ class Mesh:
 
     Attributes:
         memory: in which large payloads pass between the workers of this host.
-        store: of the job.
         at_close: what is undone as this worker leaves.
     """
 
@@ -150,7 +149,6 @@ class Mesh:
 
         Args:
             call: the receivers compare its text with their own.
-            part: of the collective.
             lasting: the payload is not written to until it is certain that all receivers have it.
         """
         self._links.connected()

@@ -30,7 +30,6 @@ class Update(Sender, ABC):
     """How a module's parameters follow from gradients.
 
     Attributes:
-        plan: what the group exchanges.
         applies: where gradients are applied.
         label: the name of the rule or optimizer, in messages and checkpoints.
     """

@@ -60,7 +60,6 @@ class Scaling:
 
     Attributes:
         factors: one of them is drawn for each image; none: sizes stay.
-        seed: the seed of the job.
 
     Raises:
         DataError: a factor is not positive and finite.
@@ -160,9 +159,6 @@ class DenseImageMaker(ListMaker[ImagePair]):
 
     Args:
         source: the list file, already this client's part.
-        pairs: its lines.
-        plan: the batches to read.
-        labels: where the labels come from.
         scaling: the random factors of their sizes.
 
     Raises:

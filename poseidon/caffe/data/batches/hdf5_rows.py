@@ -38,8 +38,6 @@ class RowPlan:
     Attributes:
         batch_size: N.
         names: the datasets, one for each top.
-        share: the rows of this worker.
-        seed: the seed of the job.
         shuffle: read each epoch in a different order.
     """
 
@@ -66,14 +64,10 @@ class RowMaker(Maker):
 
     Args:
         files: HDF5 files, one or more.
-        plan: the batches to read.
 
     Raises:
         DataError: a file is missing or damaged, lacks a dataset, or its datasets
             differ in the number or the shape of rows.
-
-    Attributes:
-        shapes: the shape of each tensor of every batch.
     """
 
     def __init__(self, files: Sequence[Path], plan: RowPlan) -> None:

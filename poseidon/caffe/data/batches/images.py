@@ -93,7 +93,6 @@ def missing_hint(root: str, path: str) -> str:
     """Return what to add to the error for an image of a list that is not there; else nothing.
 
     Args:
-        root: the prefix of the path.
         path: of the image, as the list has it.
     """
     if Path(root + path).exists():
@@ -109,7 +108,6 @@ def read_image(path: Path, *, color: bool, size: tuple[int, int] | None = None) 
     """Read an image file as (C, H, W), channels in BGR order.
 
     Args:
-        path: the file.
         color: True for three channels, False for one, whatever the file has.
         size: height and width to resize it to; None: no resizing.
 

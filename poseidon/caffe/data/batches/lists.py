@@ -47,7 +47,6 @@ def read_lines(source: Path, what: str) -> list[str]:
     """Read the lines of a text file; names of files in it may have any encoding.
 
     Args:
-        source: the file.
         what: its description for the error, such as `window file`.
 
     Raises:
@@ -93,7 +92,6 @@ class RecordOrder:
     Args:
         sizes: the number of records of each group, all >= 1.
         shuffle: permute the groups, and the records in each group, in each epoch.
-        seed: the seed of the job.
     """
 
     def __init__(self, sizes: Sequence[int], *, shuffle: bool, seed: int) -> None:
@@ -163,7 +161,6 @@ def checked_label(label: int, where: str) -> int:
     """Return a label that fits into 32 bits.
 
     Args:
-        label: the number.
         where: file and line, for the error.
 
     Raises:
@@ -191,8 +188,6 @@ class WindowFile:
     """The content of a window file.
 
     Attributes:
-        source: the file.
-        images: the paths of the images.
         foreground: the windows that overlap an object enough, labelled with its class.
         background: the windows that overlap objects little, with label 0.
     """
@@ -209,7 +204,6 @@ def read_windows(
     """Read a window file.
 
     Args:
-        source: the file.
         root: the prefix of each path.
         fg_threshold: windows with at least this overlap are foreground.
         bg_threshold: other windows with less than this overlap are background. The rest is ignored.
@@ -245,7 +239,6 @@ def window_blocks(source: Path, lines: Sequence[str]) -> list[tuple[str, str]]:
     """Split a window file into images, each with its path and the text of its block.
 
     Args:
-        source: the file, for error messages.
         lines: the lines of the file, with or without blank ones.
 
     Raises:

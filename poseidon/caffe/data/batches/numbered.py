@@ -150,8 +150,6 @@ class BatchPlan:
 
     Attributes:
         batch_size: N.
-        transform: crop, mirror, mean, scale.
-        share: the records of this worker.
         seed: the seed of all random choices, the same on all workers of a job.
         rand_skip: start at a random record below this; 0: at the first.
         device: where the batches are wanted.
@@ -172,10 +170,6 @@ class BatchPlan:
 
 class Maker(ABC):
     """A source that makes any batch from its number. Only one thread at a time may call it.
-
-    Args:
-        share: the records of this worker.
-        batch_size: the number of records in a batch.
 
     Attributes:
         shape: the shape of the first tensor of every batch, or of the first batch if shapes differ.

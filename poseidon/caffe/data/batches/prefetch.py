@@ -115,7 +115,6 @@ class Prefetcher(Generic[Made]):
         make: called with first, first + 1, ..., by the thread only.
         first: the argument of the first call.
         depth: the maximum number of results to keep ready, >= 1.
-        name: the name of the thread.
     """
 
     def __init__(self, make: Callable[[int], Made], *, first: int, depth: int, name: str) -> None:

@@ -304,7 +304,6 @@ class AnnotatedPlan(BatchPlan):
     """The batches to read.
 
     Attributes:
-        sampler: the batch samplers.
         boxes: records have boxes even if they have no annotation type.
     """
 

@@ -54,7 +54,6 @@ class Transform:
     """A validated TransformationParameter with its mean loaded. Immutable and thread-safe.
 
     Args:
-        param: the layer's transform_param.
         train: True in the TRAIN phase.
         resolve: resolves the path in mean_file.
 

@@ -57,13 +57,10 @@ class Sampling:
         crop: height and width of every item.
         foreground: the number of foreground windows in a batch.
         context_pad: the pixels of context on each side of the window in the item.
-        mode: the region to cut out.
         mirror: mirror half of the items.
         scale: factor on every value, after the mean.
         mean: (C, H, W) with H, W >= crop, or (C, 1, 1); None: no mean.
         cache: keep the bytes of the image files in memory.
-        share: the items of this worker.
-        seed: the seed of the job.
     """
 
     batch_size: int
@@ -172,9 +169,7 @@ def place_window(
     Halves round away from zero, as in Caffe.
 
     Args:
-        corners: the corners of the window.
         image: height and width of the image.
-        sampling: crop, context and mode.
         mirrored: mirror the padding too.
     """
     crop = sampling.crop
@@ -265,8 +260,6 @@ class ObjectPlan:
     """The batches to read.
 
     Attributes:
-        share: the images of this worker.
-        seed: the seed of the job.
         scale: the shorter side of the resized image; 0: no resizing.
         longest: the limit of its longer side.
         mean: subtracted from each channel, (3, 1, 1); None: nothing.

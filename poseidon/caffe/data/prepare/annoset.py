@@ -93,10 +93,7 @@ def read_objects(
     """Read the objects of an image.
 
     Args:
-        path: the annotation file.
-        form: its format.
         size: height and width of the image, for files that do not have them.
-        labels: the label of each name.
 
     Raises:
         DataError: the file cannot be read or has a different form, or a name has no label. The text
@@ -286,9 +283,6 @@ def convert_annoset(
         root: the prefix of each path of the list.
         source: the list; a line is an image, a space and its annotation file (or its label).
         path: the new database.
-        backend: the kind of database.
-        conversion: the options for the images.
-        annotations: the annotations.
         name_size_file: a file that gets name, height and width of each image; None: none.
         report: called with the number of records written, for a progress bar.
 

@@ -44,9 +44,6 @@ class PreparedCifar10:
     """The prepared data set.
 
     Args:
-        train: the database of the training set.
-        test: the database of the test set.
-        mean: the mean file of the training set.
         origin: a description of the source; empty for databases that this project did not create.
         reason: why no real data was used; empty if it was.
     """
@@ -83,7 +80,6 @@ class Cifar10Request:
 
     Args:
         folder: the folder for the databases, examples/cifar10 of the checkout by default.
-        backend: the kind of the databases.
         clients: with LevelDB, which cannot be shared, the number of parts to create too; 1: none.
         data: the user's path to CIFAR-10: an archive, or a folder that holds it, also in
             `cifar10/`.

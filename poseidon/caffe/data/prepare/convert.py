@@ -70,7 +70,6 @@ def write_labelled(
 
     Args:
         key_digits: the number of digits of a key. Caffe uses 5 for CIFAR-10 and 8 for MNIST.
-        activity: the activity for `report`.
     """
     with closing(open_writer(path, backend)) as writer:
         for number, (image, label) in enumerate(zip(labelled.images, labelled.labels, strict=True)):

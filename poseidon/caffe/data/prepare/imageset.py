@@ -86,7 +86,6 @@ class Conversion:
         encode_type: the format, such as `png`; empty: the format of each file.
         check_size: require the same number of values in all images.
         shuffle: store the images in an order drawn from `seed`.
-        seed: the seed of the shuffle.
     """
 
     gray: bool = False
@@ -126,8 +125,6 @@ def convert_imageset(
         root: the prefix of each path of the list.
         source: the list; a line is a path, a space and the label.
         path: the new database.
-        backend: the kind of database.
-        conversion: the options.
         report: called with the number of records written, for a progress bar.
 
     Returns:

@@ -175,7 +175,6 @@ def draw_scene(
     """Draw scene `number` >= 0.
 
     Args:
-        number: the number of the scene.
         seed: the seed of the set, >= 0.
         size: height and width.
         most: the largest number of objects; there is at least one.
@@ -247,8 +246,6 @@ def write_detection_set(folder: Path, count: int, *, first: int = 0, **options: 
     convert_annoset` and the layers of SSD read them.
 
     Args:
-        folder: the folder, which is created.
-        count: the number of scenes.
         first: the number of the first scene.
         options: the arguments of `draw_scene`.
 

@@ -84,7 +84,6 @@ def listed_images(source: Path, root: str) -> list[Path]:
     """Return the images in a list of images or a window file, without duplicates.
 
     Args:
-        source: the list.
         root: the prefix of each path (`root_folder`).
 
     Raises:
@@ -107,7 +106,6 @@ def divide_list(source: Path, parts: int, folder: Path, report: Report) -> int:
     """Write the parts of a list into a folder.
 
     Args:
-        source: the list.
         parts: the number of parts, at least 1.
         folder: the folder for the files of all parts; see `part_names`.
         report: called with the number of records written.
@@ -361,8 +359,6 @@ def part_files(source: Path, part: int, *, root: str = "") -> PartFiles:
     """Return the files of part number `part` of the divided `source`.
 
     Args:
-        source: the database or list that was divided.
-        part: the number of the part.
         root: the prefix of each path in a list of images (`root_folder`).
 
     Raises:

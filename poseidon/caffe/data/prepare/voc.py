@@ -54,11 +54,9 @@ class VocRequest:
     Attributes:
         root: a folder of years, such as VOCdevkit, or a year.
         folder: the folder for the files, which is created.
-        backend: the kind of database.
         parts: the parts; empty: trainval and test, or else train and val.
         label_map: a file with the label of each name; None: VOC's labels, or, where the annotations
             have different names, these in alphabetical order.
-        seed: of the shuffles.
     """
 
     root: Path
@@ -85,7 +83,6 @@ def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, 
     VOC2012, as in SSD's definitions.
 
     Args:
-        request: what to make.
         report: called with the number of records written, for a progress bar.
 
     Returns:
