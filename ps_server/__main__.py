@@ -38,7 +38,7 @@ from ps_server.process_environment import collector_paused
 with collector_paused():  # torch is among them
     from ps_server.errors import ServerError, SpecError, visible
     from ps_server.json_fields import value_of
-    from ps_server.keys import read_keyring
+    from ps_server.keys import read_keyring, read_secret
     from ps_server.meters import StallMeter
     from ps_server.monitor import owned_thread
     from ps_server.network import ShardDocument
@@ -121,9 +121,9 @@ def parse(arguments: list[str]) -> ShardDocument:
 
 def _read_token(path: Path) -> bytes:
     try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise SpecError(f"--token-file: cannot read {path}: {error.strerror or error}") from error
+        token = read_secret(path).strip()
+    except SpecError as error:
+        raise SpecError(f"--token-file: {error}") from error
     if not 1 <= len(token) <= MAX_TOKEN_BYTES:
         raise SpecError(
             f"--token-file: {path} has a secret of {len(token)} bytes; expected 1 to "

@@ -141,11 +141,11 @@ def _check_admitted(keys: tuple[str, ...]) -> None:
         raise SpecError("two workers have the same public key; expected one for each")
 
 
-def read_keyring(path: Path) -> Keyring:
-    """Read the keyring in a file that only its owner can read.
+def read_secret(path: Path) -> bytes:
+    """Read a file that only its owner can read, at most a MiB of it.
 
     Raises:
-        SpecError: others can read it, or it holds something else.
+        SpecError: others can read it, or it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -154,7 +154,17 @@ def read_keyring(path: Path) -> Keyring:
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
     if open_to_others:
-        raise SpecError(f"{path} can be read by others: 'chmod 600 {path}', and make new keys")
+        raise SpecError(f"{path} can be read by others: 'chmod 600 {path}', and make a new one")
+    return text
+
+
+def read_keyring(path: Path) -> Keyring:
+    """Read the keyring in a file that only its owner can read.
+
+    Raises:
+        SpecError: others can read it, or it holds something else.
+    """
+    text = read_secret(path)
     try:
         return value_of(Keyring, json.loads(text))
     except (ValueError, RecursionError):  # its text may quote a secret

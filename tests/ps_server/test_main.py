@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -33,8 +34,13 @@ def test_flags() -> None:
     assert (options.shard, options.workers, options.token) == (2, 3, b"")
 
 
+def write_secret(path: Path, content: str) -> None:
+    path.touch(0o600)
+    path.write_text(content)
+
+
 def test_a_token_file(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
+    write_secret(tmp_path / "token", "secret\n")
     options = parse(
         ["--listen", "tcp://0.0.0.0:1", "--workers", "1", "--token-file", str(tmp_path / "token")]
     )
@@ -52,8 +58,22 @@ def test_a_token_file(tmp_path: Path) -> None:
 def test_a_token_file_without_a_token(tmp_path: Path, content: str | None, sentence: str) -> None:
     path = tmp_path / "token"
     if content is not None:
-        path.write_text(content)
+        write_secret(path, content)
     with pytest.raises(SpecError, match=f"^--token-file: .*{sentence}"):
+        parse(["--listen", "tcp://127.0.0.1:0", "--workers", "1", "--token-file", str(path)])
+
+
+def test_a_token_file_that_others_can_read(tmp_path: Path) -> None:
+    write_secret(path := tmp_path / "token", "secret\n")
+    path.chmod(0o640)
+    with pytest.raises(SpecError, match=r"^--token-file: .* can be read by others: 'chmod 600 "):
+        parse(["--listen", "tcp://127.0.0.1:0", "--workers", "1", "--token-file", str(path)])
+
+
+def test_of_a_large_token_file_the_beginning_is_read(tmp_path: Path) -> None:
+    write_secret(path := tmp_path / "token", "")
+    os.truncate(path, 1 << 30)
+    with pytest.raises(SpecError, match=r"^--token-file: .* a secret of 1048576 bytes"):
         parse(["--listen", "tcp://127.0.0.1:0", "--workers", "1", "--token-file", str(path)])
 
 
@@ -108,7 +128,7 @@ def test_a_flag_out_of_range(
 def test_an_address_that_cannot_be_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (token := tmp_path / "token").write_text("secret")
+    write_secret(token := tmp_path / "token", "secret")
     of_another_machine = "tcp://203.0.113.7:5555"
     words = ["--listen", of_another_machine, "--workers", "1", "--token-file", str(token)]
     assert main(words) == 1
