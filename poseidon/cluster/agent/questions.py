@@ -26,18 +26,26 @@ class Question:
     Args:
         number: its id on the wire.
         label: the host in messages.
+        kind: of its answer.
     """
 
-    def __init__(self, number: int, label: str) -> None:
+    def __init__(self, number: int, label: str, kind: type[m.Answer | m.Content]) -> None:
         self.id = number
         self._label = label
+        self._kind = kind
         self.done = threading.Event()
         self.report: m.Report | None = None
 
     def take(self, report: m.Report) -> bool:
-        """Take the answer; return whether it is one."""
+        """Take the answer; return whether it is one.
+
+        Raises:
+            WireError: it answers a question of another kind.
+        """
         if not isinstance(report, m.Answer | m.Content | m.Refused):
             return False
+        if not isinstance(report, self._kind | m.Refused):
+            raise m.WireError(f"{type(report).__name__} in place of {self._kind.__name__}")
         self.report = report
         self.done.set()
         return True

@@ -309,7 +309,8 @@ class RemoteAgent:
         """
 
         def ask(offset: int) -> Question:
-            return self._begin(partial(m.ReadFile, path=path, offset=offset, size=PART_BYTES))
+            make = partial(m.ReadFile, path=path, offset=offset, size=PART_BYTES)
+            return self._begin(make, m.Content)
 
         first, read = ask(0).answer(), 0
         size: int = first.size
@@ -354,9 +355,11 @@ class RemoteAgent:
             if thread.ident is not None:
                 thread.join(HEARTBEAT_S)
 
-    def _begin(self, make: Callable[..., m.Request]) -> Question:
-        """Ask a question; `make` takes its id."""
-        question = self._recipients.add(lambda number: Question(number, self.label))
+    def _begin(
+        self, make: Callable[..., m.Request], kind: type[m.Answer | m.Content] = m.Answer
+    ) -> Question:
+        """Ask a question; `make` takes its id, `kind` is its answer's."""
+        question = self._recipients.add(lambda number: Question(number, self.label, kind))
         self._request(make(id=question.id))
         return question
 

@@ -412,6 +412,17 @@ def test_files_go_and_come_in_parts(tmp_path: Path, size: int) -> None:
     agent.close()
 
 
+def test_an_answer_of_another_kind_is_the_loss_of_the_agent() -> None:
+    channel = FakeChannel()
+    agent, _ = start(channel)
+    outcome = _ask(agent, LIMIT_S)
+    channel.report(Content(id=channel.asked().id, size=1, content=b"x"))
+    assert "not an agent of this job (Content in place of Answer)" in str(
+        outcome.get(timeout=LIMIT_S)
+    )
+    agent.close()
+
+
 def test_a_file_is_continued(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     channel, sent = FakeChannel(), list[int]()
