@@ -315,9 +315,11 @@ class SolverDefinition:
                 "one for each",
             )
         if nets and self.param.test_interval <= 0:
+            given = self.param.HasField("test_interval")
+            found = str(self.param.test_interval) if given else "none"
             raise self.error(
                 "test_interval",
-                f"expected a positive number, found {self.param.test_interval}; one above "
+                f"expected a positive number, found {found}; one above "
                 "max_iter leaves out all tests but the first and the last",
             )
 

@@ -72,6 +72,7 @@ _RANGE = {
 }
 _FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 _QUOTES = ("'", '"')
+_CURLY_QUOTES = tuple("“”„‘’«»")
 _MAX_QUOTED = 60
 _BOOLS = {
     "yes": "true",
@@ -177,6 +178,8 @@ def _string_problem(setting: FieldDescriptor, token: str) -> str | None:
         layer_type = current_name(token) if setting.full_name == "caffe.LayerParameter.type" else ""
         plain = token and (token[0].isalpha() or token[0] in "_./~")
         hint = f'; write {setting.name}: "{layer_type or token}"' if plain else ""
+        if token[:1] in _CURLY_QUOTES:
+            hint = """; write straight quotes, ' or \""""
         return f"expected a string in quotes, found {quoted(token)}{hint}"
     if not is_closed(token):
         return f"the string {quoted(token)} has no closing quote on its line"

@@ -135,6 +135,8 @@ def oddities(solver: SolverDefinition, *, endless: bool = False) -> list[str]:
     for name in _INTERVALS:
         if (value := getattr(param, name)) < 0:
             found.append(f"{name} is {value}; as in Caffe, it acts as {-value}")
+    if param.test_interval and not param.test_iter:
+        found.append("test_interval is set but test_iter is missing; as in Caffe, nothing is tested")
     if param.regularization_type not in _REGULARIZATIONS and not param.weight_decay:
         found.append(
             f"regularization_type is '{param.regularization_type}', which does not exist; as in "
@@ -264,6 +266,7 @@ POLICIES: dict[str, Policy] = {
 # Their fields besides stepsize have Caffe's defaults: a missing `power` or base_lr is 0.
 _NEED_STEPSIZE = ("step", "sigmoid")
 _USES_GAMMA = ("step", "exp", "inv", "multistep", "sigmoid")
+_USES_POWER = ("inv", "poly")
 
 
 def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
@@ -291,9 +294,16 @@ def rate_oddities(param: SolverParameter) -> list[str]:
     found = []
     if not param.HasField("base_lr"):
         found.append("base_lr is missing; as in Caffe, the learning rate is 0")
-    if param.lr_policy in _USES_GAMMA and not param.HasField("gamma"):
+    for name, policies in (("gamma", _USES_GAMMA), ("power", _USES_POWER)):
+        if param.lr_policy in policies and not param.HasField(name):
+            found.append(
+                f"{name} is missing, which lr_policy '{param.lr_policy}' reads; as in Caffe, it is "
+                "0"
+            )
+    if param.lr_policy == "multistep" and not param.stepvalue:
         found.append(
-            f"gamma is missing, which lr_policy '{param.lr_policy}' reads; as in Caffe, it is 0"
+            "stepvalue is missing, which lr_policy 'multistep' reads; as in Caffe, the learning "
+            "rate does not change"
         )
     if param.lr_policy == "multistep" and list(param.stepvalue) != sorted(param.stepvalue):
         found.append(

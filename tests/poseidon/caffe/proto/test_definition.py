@@ -172,7 +172,10 @@ def test_test_nets_in_caffes_order(folder: Path, text: str, nets: list[tuple[str
     [
         ('train_net: "net.prototxt" test_iter: 1', "test_iter: 1 value for 0 test nets"),
         ('train_net: "net.prototxt" test_net: "net.prototxt"', "test_iter: 0 values for 1 test"),
-        ('net: "net.prototxt" test_iter: 1', "test_interval: expected a positive number, found 0"),
+        (
+            'net: "net.prototxt" test_iter: 1',
+            "test_interval: expected a positive number, found none",
+        ),
         ('net: "net.prototxt" test_iter: 0 test_interval: 1', "test_iter: expected 1 batch"),
         (
             'net: "net.prototxt" test_iter: 1 test_interval: 1 test_state { } test_state { }',

@@ -56,6 +56,8 @@ SOLVER_CASES = r"""
   => expected the name of a setting in the file, found '{'; prototxt has no braces around the file and no quotes around names
 1:14 solver_mode: GPUS
   => solver_mode in SolverParameter: unknown value 'GPUS'; did you mean 'GPU'? (one of CPU, GPU)
+1:6 net: “lenet”
+  => net in SolverParameter: expected a string in quotes, found '“'; write straight quotes, ' or "
 1:6 net: lenet
   => net in SolverParameter: expected a string in quotes, found 'lenet'; write net: "lenet"
 """

@@ -68,6 +68,7 @@ def test_clipping_is_off_unless_positive() -> None:
         (BASE + "display: -20", "display", 20, "display is -20; as in Caffe, it acts as 20"),
         (BASE + "snapshot: -1", "snapshot", 1, "snapshot is -1"),
         (BASE + "regularization_type: 'L3'", "iter_size", 1, "regularization_type is 'L3'"),
+        (BASE + "test_interval: 5", "test_interval", 5, "test_iter is missing; as in Caffe"),
         (BASE, "max_iter", 10, ""),
     ],
 )
@@ -232,6 +233,8 @@ def test_the_step_of_a_solverstate_is_that_of_the_last_rate(
         ("lr_policy: 'fixed'", [0, 0, 0], "base_lr is missing"),
         ("base_lr: 1 lr_policy: 'exp'", [1, 0, 0], "gamma is missing"),
         ("base_lr: 1 lr_policy: 'inv' power: 1", [1, 1, 1], "gamma is missing"),
+        ("base_lr: 1 lr_policy: 'poly' max_iter: 2", [1, 1], "power is missing"),
+        ("base_lr: 1 lr_policy: 'multistep' gamma: 0.1", [1, 1], "stepvalue is missing"),
         (
             "base_lr: 1 gamma: 0.5 lr_policy: 'multistep' stepvalue: 4 stepvalue: 2 stepvalue: 9",
             [1, 1, 1, 1, 0.5, 0.25, 0.25, 0.25, 0.25, 0.125],
