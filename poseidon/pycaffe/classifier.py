@@ -71,6 +71,12 @@ class Classifier(Net):
         )
         self.crop_dims = np.array(self.blobs[self.inputs[0]].shape[2:])
         self.image_dims = self.crop_dims if image_dims is None else np.array(image_dims)
+        if self.image_dims.shape != (2,) or (self.image_dims < self.crop_dims).any():
+            height, width = self.crop_dims
+            raise UsageError(
+                f"image_dims is {image_dims}, expected (height, width), at least the net's input, "
+                f"({height}, {width})"
+            )
 
     def predict(self, inputs: Sequence[Array], oversample: bool = True) -> Array:
         """Return the scores of images (H, W, K) as an array N x classes.

@@ -81,9 +81,11 @@ def resize_image(im: Array, new_dims: Sequence[int], interp_order: int = 1) -> I
 
     Raises:
         UsageError: the order is not one of these.
+        ValueError: the image has not three axes.
     """
     if interp_order not in INTERPOLATIONS:
         raise UsageError(f"interp_order {interp_order}: expected 0, 1, 2 or 3")
+    _check_image(im)
     height, width = (int(side) for side in new_dims)
     source = np.ascontiguousarray(im, dtype=np.float32)
     parts = [source] if source.shape[2] <= MOST_CHANNELS else list(np.moveaxis(source, 2, 0))
@@ -95,6 +97,14 @@ def resize_image(im: Array, new_dims: Sequence[int], interp_order: int = 1) -> I
     ]
     whole = resized[0] if len(resized) == 1 else np.stack(resized, axis=2)
     return np.asarray(whole, np.float32).reshape(height, width, source.shape[2])
+
+
+def _check_image(im: Array) -> None:
+    if np.ndim(im) != 3:
+        raise WrongShape(
+            f"an image has shape {np.shape(im)}, expected (H, W, K); for a gray one pass "
+            "image[:, :, np.newaxis]"
+        )
 
 
 def oversample(images: Sequence[Array] | Array, crop_dims: Sequence[int]) -> Image:
@@ -145,6 +155,7 @@ class Transformer:
         if result.shape[:2] != size:
             result = resize_image(result, size)
         if in_ in self.transpose:
+            _check_image(result)
             result = result.transpose(self.transpose[in_])
         if in_ in self.channel_swap:
             result = result[list(self.channel_swap[in_])]
@@ -201,7 +212,7 @@ class Transformer:
             ValueError: the mean has a different number of channels, or a wrong shape.
         """
         self._check(in_)
-        wanted = self.inputs[in_][1:]
+        mean, wanted = np.asarray(mean), self.inputs[in_][1:]
         if mean.ndim == 1:
             if mean.shape[0] != wanted[0]:
                 raise WrongShape(f"the mean has {mean.shape[0]} channels, expected {wanted[0]}")

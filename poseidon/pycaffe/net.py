@@ -281,7 +281,7 @@ class Net(NetBase):
 
     def _index(self, layer: str) -> int:
         if layer not in self.layer_dict:
-            raise UnknownLayer(unknown("layer", layer, self.layer_dict))
+            raise UnknownLayer(unknown("layer", str(layer), self.layer_dict))
         return self._layer_names.index(layer)
 
     def _wanted(self, names: Sequence[str], more: Sequence[str] | None) -> list[str]:

@@ -86,6 +86,12 @@ def test_the_mean_is_undone_for_the_filling(files: tuple[str, str]) -> None:
     np.testing.assert_allclose(net.crop_mean[0, 0], [1.5, 1, 0.5])
 
 
+@pytest.mark.parametrize("image_dims", [(4, 8), 8, (8, 8, 3)])
+def test_image_dims_must_hold_a_crop(files: tuple[str, str], image_dims: object) -> None:
+    with pytest.raises(UsageError, match=r"at least the net's input, \(8, 8\)"):
+        caffe.Classifier(*files, image_dims=image_dims)
+
+
 def test_errors(files: tuple[str, str], picture: str) -> None:
     net = caffe.Detector(*files)
     with pytest.raises(UsageError, match="is outside the image of 12 x 16"):

@@ -141,6 +141,10 @@ def test_errors(transformer: io.Transformer) -> None:
         transformer.set_mean("data", np.ones(4))
     with pytest.raises(ValueError, match=r"expected \(K,\) or \(K, H, W\)"):
         transformer.set_mean("data", np.ones((1, 3, 4, 5)))
+    with pytest.raises(ValueError, match="image has shape \\(9, 9\\), expected \\(H, W, K\\)"):
+        transformer.preprocess("data", np.ones((9, 9)))
+    with pytest.raises(ValueError, match="image has shape \\(4, 5\\), expected \\(H, W, K\\)"):
+        transformer.preprocess("data", np.ones((4, 5)))
 
 
 def blob_of(count: int, **fields: int) -> caffe_pb2.BlobProto:

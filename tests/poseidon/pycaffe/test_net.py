@@ -398,6 +398,7 @@ def test_errors_are_sentences(write: Write, simple: Path, tmp_path: Path) -> Non
     net = caffe.Net(str(write(DEPLOY, "deploy.prototxt")), caffe.TEST)
     cases: list[tuple[type[PoseidonError], object, str]] = [
         (UsageError, lambda: net.forward(start="cnov"), "did you mean 'conv'"),
+        (UsageError, lambda: net.forward(start=1), "unknown layer '1'; known: "),
         (UsageError, lambda: net.forward(blobs=["nothing"]), "nothing"),
         (UsageError, lambda: net.forward(y=np.zeros((2, 3))), "expected every input of the net: x"),
         (UsageError, lambda: net.forward(x=np.zeros((3, 3, 4, 4))), "expected a batch: 2x3x4x4"),
