@@ -24,7 +24,7 @@ SEEDS = {
 """How many of each scenario; `--thorough` runs four times as many."""
 PART = 20
 """The most seeds of one test."""
-OF_DEVICES = 2_560
+OF_DEVICES = 640
 """The same of `devices`, of which many share a job."""
 
 

@@ -46,7 +46,7 @@ from tests.support.machines import member_on
 from tests.support.simulated_device import TYPE, SimulatedDevice, simulated_devices
 
 SETTINGS = 125
-SEEDS = 80
+SEEDS = 20
 """Of a job."""
 CHECKED = 5
 COMPARED = 10
