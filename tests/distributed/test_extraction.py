@@ -27,8 +27,9 @@ layer { name: "data" type: "Data" top: "data" top: "label"
 layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 } }
 """
 ENDLESS = (
-    'layer { name: "d" type: "DummyData" top: "ip" dummy_data_param { shape { dim: 3 dim: 2 } } }'
+    'layer { name: "d" type: "DummyData" top: "ip" dummy_data_param { shape { dim: 500 dim: 2 } } }'
 )
+"""It reports after 1000 records, two batches."""
 
 
 @pytest.fixture
