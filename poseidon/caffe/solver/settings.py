@@ -136,7 +136,9 @@ def oddities(solver: SolverDefinition, *, endless: bool = False) -> list[str]:
         if (value := getattr(param, name)) < 0:
             found.append(f"{name} is {value}; as in Caffe, it acts as {-value}")
     if param.test_interval and not param.test_iter:
-        found.append("test_interval is set but test_iter is missing; as in Caffe, nothing is tested")
+        found.append(
+            "test_interval is set but test_iter is missing; as in Caffe, nothing is tested"
+        )
     if param.regularization_type not in _REGULARIZATIONS and not param.weight_decay:
         found.append(
             f"regularization_type is '{param.regularization_type}', which does not exist; as in "
