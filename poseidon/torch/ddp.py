@@ -205,7 +205,7 @@ class BucketReducer(MeanReducer):
         """Open the exchange where the first pass has all gradients, and send them."""
         rows, gradients = [0] * len(self._sent), dict[nn.Parameter, Tensor]()
         for bucket, _ in self._waiting:
-            gradients.update(_gradients(bucket))
+            gradients.update(_gradients(bucket) if self._sends(bucket) else ())
         for parameter, tap in self._taps.items():
             if not _rest(parameter, gradients[parameter]):
                 rows[self._index[parameter]] = tap.rows

@@ -209,6 +209,15 @@ totals = [torch.zeros(1) for _ in range(size)]
 dist.all_gather(totals, sum(p.grad.sum() for p in maker.parameters()).reshape(1))
 assert totals[0] == totals[1] == totals[2]
 
+# an embedding of which only the rows travel
+rows = DistributedDataParallel(nn.Sequential(nn.Embedding(7, 6, sparse=True), nn.Linear(6, 1)))
+for _ in range(2):
+    rows.zero_grad()
+    rows(torch.tensor([rank])).sum().backward()
+    table, layer = rows.module[0].weight, rows.module[1].weight
+    assert table.grad.is_sparse
+    assert torch.allclose(table.grad.to_dense()[:size], layer.expand(size, 6) / size)
+
 # workers with different numbers of batches
 uneven = DistributedDataParallel(build())
 with Join([uneven]):
