@@ -318,7 +318,7 @@ class SshConfig:
             host=found.get("hostname", name),
             port=dialled,
             user=user or found.get("user") or name_user(),
-            identities=tuple(identities or [_folder() / key for key in DEFAULT_KEYS]),
+            identities=tuple(identities or default_identities()),
             with_agent=found.get("identitiesonly", "no").lower() not in ("yes", "true"),
             alias=found.get("hostkeyalias") or found.get("hostname", name),
             known_hosts=tuple(
@@ -327,6 +327,11 @@ class SshConfig:
             jumps=() if jumps.lower() == "none" else tuple(jumps.split(",")),
             proxy_command="" if command.lower() == "none" else command,
         )
+
+
+def default_identities() -> list[Path]:
+    """Return the keys that are tried if the configuration names none."""
+    return [_folder() / key for key in DEFAULT_KEYS]
 
 
 def _folder() -> Path:

@@ -28,6 +28,7 @@ from poseidon.cluster.ssh.config import (
     SSH_PORT,
     Endpoint,
     HostKey,
+    default_identities,
     host_name,
     kinds_known,
     parse_known_hosts,
@@ -41,6 +42,8 @@ KEEPALIVE_S = 5
 CLOSE_S = 5.0
 # How long a ProxyCommand may take to exit after it has closed its output.
 END_S = 1.0
+# RFC 4254, 5.1: SSH_OPEN_ADMINISTRATIVELY_PROHIBITED.
+PROHIBITED = 1
 
 EXAMPLES = frozenset({"node0", "node1", "node0.cluster", "node1.cluster", "10.0.0.7", "fd00::8"})
 """The hosts of the sample machinefiles."""
@@ -202,6 +205,11 @@ def _dial(
         raise JobError(
             f"{endpoint.label}: the name {endpoint.host} is not known: {error.strerror}{hint}"
         ) from error
+    except paramiko.ChannelException as error:
+        why = error.text
+        if error.code == PROHIBITED:
+            why = "the sshd of its jump host forwards no connections (AllowTcpForwarding, PermitOpen)"
+        raise JobError(f"{endpoint.label}: cannot be reached: {why}") from error
     except (OSError, paramiko.SSHException, EOFError) as error:
         why = (
             getattr(error, "strerror", None) or str(error) or "the jump host closed the connection"
@@ -292,11 +300,14 @@ def identities(
 
     Args:
         endpoint: names the files and says whether to ask the agent.
-        missed: gets the reason for each file that exists and cannot be used.
+        missed: gets the reason for each file that cannot be used; one of OpenSSH's defaults may be
+            absent.
         timeout_s: limit of each answer of the agent.
     """
     for path in endpoint.identities:
         if not path.is_file():
+            if path not in default_identities():
+                missed.append(f"there is no file {path}")
             continue
         try:
             yield str(path), paramiko.PKey.from_path(path)
@@ -312,6 +323,8 @@ def _why_not(path: Path, error: Exception) -> str:
     # Paramiko raises one error or another for a missing passphrase, by the kind of key.
     if isinstance(error, paramiko.PasswordRequiredException) or "password" in str(error):
         return f"{path} needs a passphrase (add it to the agent: ssh-add {path})"
+    if path.suffix == ".pub":
+        return f"{path} is a public key: name the private key, {path.with_suffix('')}"
     return f"{path} is not a private key ({str(error) or type(error).__name__})"
 
 

@@ -370,6 +370,13 @@ def test_through_another_host(sshd: LoopbackSshd, tmp_path: Path) -> None:
     agent = _dial(tmp_path / "config", Host(id=0, address="inner", port=0))
     assert agent.ask(Service.LINKS, {"do": "clock"})
     agent.close()
+    before = sshd.server_config.read_text()
+    sshd.server_config.write_text(before.replace("TcpForwarding yes", "TcpForwarding no"))
+    try:
+        with pytest.raises(JobError, match="the sshd of its jump host forwards no connections"):
+            _dial(tmp_path / "config", Host(id=0, address="inner", port=0))
+    finally:
+        sshd.server_config.write_text(before)
 
 
 def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path) -> None:
@@ -471,7 +478,12 @@ def test_a_host_that_ends_the_connection_while_it_is_asked_to_let_us_in(
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("locked", "needs a passphrase"), ("text", "is not a private key"), ("", "there is none")],
+    [
+        ("locked", "needs a passphrase"),
+        ("text", "is not a private key"),
+        ("key.pub", "key.pub is a public key: name the private key, "),
+        ("${HOME}/key", "there is no file ${HOME}/key"),
+    ],
 )
 def test_keys_that_cannot_be_tried(
     sshd: LoopbackSshd, tmp_path: Path, kind: str, words: str
@@ -480,8 +492,12 @@ def test_keys_that_cannot_be_tried(
         make_key(tmp_path / "key", "a passphrase")
     elif kind == "text":
         (tmp_path / "key").write_text("no key")
+    elif kind == "key.pub":
+        make_key(tmp_path / "key")
+    name = kind if "key" in kind else "key"
+    path = name if "$" in name else tmp_path / name
     config = _changed(
-        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/key")
+        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {path}")
     )
     assert words in _refused(config)
 
@@ -498,7 +514,7 @@ def test_a_key_that_the_agent_alone_has(
         try:
             until(place.exists, "there is no agent", 30.0)
             monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
-            assert "there is none" in _refused(config)
+            assert f"there is no file {tmp_path}/none" in _refused(config)
             subprocess.run(["ssh-add", "-q", sshd.folder / "client"], check=True, timeout=60)
             _dial(config).close()
         finally:
