@@ -56,5 +56,7 @@ if __name__ == "__main__":
             f"{make(ROOT / 'examples' / 'cifar10' / 'cifar10_test_lmdb', folder)} pictures in "
             f"{folder}"
         )
-    except (PoseidonError, OSError) as error:
+    except PoseidonError as error:
         sys.exit(f"make_pictures.py: {error}")
+    except OSError as error:
+        sys.exit(f"make_pictures.py: {error.filename}: {error.strerror}")

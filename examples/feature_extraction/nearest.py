@@ -85,5 +85,7 @@ if __name__ == "__main__":
     files = parser.parse_args()
     try:
         main(files.features, files.list)
-    except (PoseidonError, OSError) as error:
+    except PoseidonError as error:
         sys.exit(f"nearest.py: {error}")
+    except OSError as error:
+        sys.exit(f"nearest.py: {error.filename}: {error.strerror}")

@@ -78,9 +78,12 @@ def main(words: list[str], folder: Path = HERE / "data") -> int:
         own["device"] = []
     try:
         own["solver"] = derive(ROOT / own["solver"], folder)
-    except (PoseidonError, OSError) as error:
+    except PoseidonError as error:
         print(f"train_googlenet.py: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+        return error.exit_code
+    except OSError as error:
+        print(f"train_googlenet.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     code: int = edited["main"](words)
     return code
 

@@ -9,6 +9,7 @@ where a sequence of 20 begins.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def make(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
+    folder = parser.parse_args().folder
     try:
-        make(parser.parse_args().folder)
+        make(folder)
     except OSError as error:
-        sys.exit(f"make_data.py: {error}")
+        sys.exit(f"make_data.py: cannot write to {folder}: {os.strerror(error.errno or 0)}")

@@ -45,5 +45,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
     try:
         make(parser.parse_args().folder)
-    except (PoseidonError, OSError) as error:
+    except PoseidonError as error:
         sys.exit(f"make_data.py: {error}")
+    except OSError as error:
+        sys.exit(f"make_data.py: {error.filename}: {error.strerror}")
