@@ -208,7 +208,8 @@ class TrainingJob(Job):
             entries.append(("model", short_path(model) + (f" (of {other})" if other else "")))
             entries += [("test", command) for command in test_commands(self._solver, model)]
             last = self._solver.param.max_iter
-            further = {"max_iter": str(2 * last)} if newest.iteration >= last > 0 else {}
+            reached = newest.iteration
+            further = {"max_iter": str(2 * reached)} if reached >= last > 0 else {}
             entries.append(("resume", self.resume_line(Path(newest.state), **further)))
         else:
             entries.append(("model", "no snapshot was written"))

@@ -227,6 +227,7 @@ def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
         (tmp_path, 3),
         (job.output, 3),
         (job.output / "snapshots", 3),
+        (tmp_path, 50),
     ):
         newest = StartingPoint(
             state=str(folder / f"snap_iter_{iteration}.solverstate"), iteration=iteration
@@ -238,6 +239,7 @@ def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
         f"{command} --snapshot=snap_iter_3.solverstate --max_iter=6",
         f"{command} --snapshot=JOB --max_iter=6",
         f"{command} --snapshot=JOB --max_iter=6",
+        f"{command} --snapshot=snap_iter_50.solverstate --max_iter=100",
     ]
 
 
