@@ -82,7 +82,8 @@ def _maker(name: str) -> str:
         return f"{own_command()} {known} ({IN_README})"
     return (
         f"{own_command()} make_db --format=caffe FOLDER {shlex.quote(name)}, of a folder with a "
-        "sub-folder of pictures for each class, or with convert_imageset, of a list"
+        "sub-folder of pictures for each class, with convert_imageset, of a list, or with "
+        f"convert_annoset, of a list with objects; for a net of the zoo {IN_README}"
     )
 
 

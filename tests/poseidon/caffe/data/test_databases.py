@@ -57,13 +57,14 @@ def test_a_missing_database_names_its_path_and_the_way_to_make_it(
         require(tmp_path / name)
 
 
-def test_a_missing_database_of_pictures_names_both_commands(tmp_path: Path) -> None:
+def test_a_missing_database_of_pictures_names_the_commands(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         require(tmp_path / "train db")
     assert str(caught.value) == (
         f"the database {tmp_path}/train db does not exist: create it first with poseidon make_db "
         "--format=caffe FOLDER 'train db', of a folder with a sub-folder of pictures for each "
-        "class, or with convert_imageset, of a list"
+        "class, with convert_imageset, of a list, or with convert_annoset, of a list with objects; "
+        "for a net of the zoo the README.md of a folder of `poseidon init` has the command"
     )
 
 
