@@ -134,15 +134,13 @@ class LogOutputs:
 def setup(
     *, stream: TextIO | None = None, file: Path | None = None, level: int = logging.INFO
 ) -> LogOutputs:
-    """Send the log of Poseidon and its server to a stream, a file, or both.
+    """Send the log of Poseidon and its server to a stream, a file, or both. Return the open
+    outputs, to be closed by the caller.
 
     Args:
         stream: usually standard error; each line is written at once.
         file: appended to; its folder is made.
         level: the lowest level that is written.
-
-    Returns:
-        The open outputs, to be closed by the caller.
 
     Raises:
         OSError: the file cannot be opened.

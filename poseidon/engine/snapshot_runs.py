@@ -129,16 +129,13 @@ def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
 
 
 def remove_older(state: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` snapshots of a run.
+    """Remove all but the newest `keep` snapshots of a run. Return the states that were removed.
 
     Checksums are removed first, to mark the rest as incomplete.
 
     Args:
         state: the newest state, which is complete.
         keep: the number of snapshots to keep, including this one; 0: all.
-
-    Returns:
-        the states that were removed.
 
     Raises:
         SnapshotError: a file cannot be removed.

@@ -280,10 +280,8 @@ class Site:
         return SnapshotCopies(folder, lambda: self._agents[writer().id], warn)
 
     def drop_missing(self) -> tuple[Host, ...]:
-        """Leave out the hosts that do not answer.
-
-        Returns:
-            Those hosts; none if all answer, or if no host that works would remain.
+        """Leave out the hosts that do not answer. Return them; none if all answer, or if no host
+        that works would remain.
         """
         agents = self._distinct_agents()
         heard = for_each_host(lambda agent: agent.is_heard(ANSWER_S), agents, name="poseidon ask")

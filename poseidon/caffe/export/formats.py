@@ -234,16 +234,14 @@ def read_tensors(path: Path) -> Arrays:
 def import_weights(
     definition: NetDefinition, arrays: Arrays, names: Mapping[str, str], path: Path
 ) -> tuple[int, list[str]]:
-    """Write a `.caffemodel` with the tensors of a file.
+    """Write a `.caffemodel` with the tensors of a file. Return the number of tensors taken, and the
+    names in the file that were not used.
 
     Args:
         definition: the net, whose data layers are left out as for an export.
         arrays: of the file, by name.
         names: the file's name of a tensor of this net, where it is another one.
         path: of the model.
-
-    Returns:
-        the number of tensors taken, and the names in the file that were not used.
 
     Raises:
         SnapshotError: a tensor of the net is missing, or has a different number of values.

@@ -52,15 +52,13 @@ def distribute(
     report: Report,
     ssh: SshSettings | None = None,
 ) -> list[str]:
-    """Copy part k of `source` to the k-th of the clients that work.
+    """Copy part k of `source` to the k-th of the clients that work. Return a sentence for each
+    client.
 
     Args:
         source: the database or list, divided into as many parts as clients work.
         root: see `part_files`.
         replace: whether other files of these names are replaced.
-
-    Returns:
-        A sentence for each client.
 
     Raises:
         DataError: a part is missing.

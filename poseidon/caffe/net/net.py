@@ -190,14 +190,12 @@ class Net(nn.Module):
         )
 
     def forward(self, inputs: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Run every layer once.
+        """Run every layer once. Return the outputs, the blobs that no layer reads, by name in
+        Caffe's order.
 
         Args:
             inputs: a float tensor for the top of each Input layer. Only its first extent may differ
                 from `input_shapes` (see `reshape`). None for a net that reads its own data.
-
-        Returns:
-            the outputs, the blobs that no layer reads, by name in Caffe's order.
 
         Raises:
             UsageError: an input is missing or unknown, or has a wrong shape.

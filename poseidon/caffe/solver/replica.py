@@ -224,13 +224,11 @@ class Replica:
                 reader.divide_prefetch(len(self.nets))
 
     def load(self, models: Sequence[Path], *, own: bool = False) -> list[str]:
-        """Copy the weights of models by layer name, later ones over earlier ones.
+        """Copy the weights of models by layer name, later ones over earlier ones. Return what was
+        and was not copied, as sentences.
 
         Args:
             own: this job has written them, for a state.
-
-        Returns:
-            What was and was not copied, as sentences.
 
         Raises:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
@@ -271,14 +269,11 @@ class Replica:
         scaled: Callable[[Tensor], Tensor] = lambda loss: loss,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run `iter_size` forward and backward passes of one virtual worker, whose gradients add
-        up.
+        up. Return the mean loss and the last pass's outputs, detached.
 
         Args:
             on_loss: called with the loss of each pass, before its backward pass.
             scaled: returns the multiple of a loss whose gradients are computed.
-
-        Returns:
-            The mean loss and the last pass's outputs, detached.
         """
         net, passes = nets.train, self.settings.iter_size
         self.seed_process("train", nets.number, iteration)

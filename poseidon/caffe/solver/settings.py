@@ -272,10 +272,7 @@ _USES_POWER = ("inv", "poly")
 
 
 def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
-    """Return the learning rate as a function of the iteration.
-
-    Returns:
-        a function of the 0-based iteration.
+    """Return the learning rate as a function of the 0-based iteration.
 
     Raises:
         DefinitionError: the policy is unknown, or a field is missing or out of range.

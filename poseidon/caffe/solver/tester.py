@@ -174,14 +174,12 @@ class Tester:
                 reader.skip_to(done)
 
     def run(self, passes: int, iteration: int, elapsed_s: float) -> TestRecord | None:
-        """Make one test pass; every process calls this at the same iteration.
+        """Make one test pass; every process calls this at the same iteration. Return the scores;
+        None on all workers if the job was asked to stop before the pass had ended.
 
         Args:
             passes: test passes made before.
             elapsed_s: seconds since the start, for the record.
-
-        Returns:
-            The scores; None on all workers if the job was asked to stop before the pass had ended.
         """
         begin = passes * self._iterations
         numbers = range(begin, begin + self._iterations)

@@ -44,13 +44,10 @@ OnBatch = Callable[[int, int, int], object]
 
 
 def run_extraction(extraction: Extraction, on_batch: OnBatch = lambda *_: None) -> int:
-    """Extract the features of one worker's records.
+    """Extract the features of one worker's records. Return the number of records in each database.
 
     Args:
         on_batch: called after each batch; may raise to abort, which leaves no database.
-
-    Returns:
-        The number of records in each database.
 
     Raises:
         PoseidonError: a mistake in the definition or the names; data is missing or

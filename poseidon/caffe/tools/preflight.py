@@ -38,10 +38,8 @@ from poseidon.flags.values import parts
 
 
 def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinition:
-    """Join the layers of the train net and of every test net, without their shapes.
-
-    Returns:
-        The train net, all phases.
+    """Join the layers of the train net and of every test net, without their shapes. Return the
+    train net, all phases.
 
     Raises:
         DefinitionError: a net is missing, a layer's type or a bottom is unknown, there is no loss
@@ -71,15 +69,12 @@ def _require_data(definition: NetDefinition) -> None:
 def check_layers(
     solver: SolverDefinition, contexts: Sequence[LayerContext], *, files_are_here: bool
 ) -> tuple[ParamInfo, ...] | None:
-    """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists
-    and mean files.
+    """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists and
+    mean files. Return the learnable tensors of the train net; None if layers of it are left out.
 
     Args:
         contexts: of the workers to check for, one at a time.
         files_are_here: the workers run on this host. Otherwise layers that open files are left out.
-
-    Returns:
-        The learnable tensors of the train net; None if layers of it are left out.
 
     Raises:
         DefinitionError: a mistake in a net.

@@ -132,13 +132,11 @@ def fill(net: Net, models: Sequence[Path]) -> None:
 def load_models(
     net: Net, models: Sequence[Path], *, own: bool = False
 ) -> list[tuple[Path, LoadReport]]:
-    """Copy the weights of models by layer name, later ones over earlier ones.
+    """Copy the weights of models by layer name, later ones over earlier ones. Return what was and
+    was not copied from each.
 
     Args:
         own: the net has written them, for a state whose checksums were verified.
-
-    Returns:
-        What was and was not copied from each.
 
     Raises:
         SnapshotError: a model cannot be read, or a layer's blobs have other shapes; the text names

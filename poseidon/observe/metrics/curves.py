@@ -175,15 +175,13 @@ def draw(
     smooth: int | None = None,
     scale: YScale = YScale.AUTO,
 ) -> bytes:
-    """Draw panels, up to three side by side, each with its legend below.
+    """Draw panels, up to three side by side, each with its legend below. Return the content of a
+    file of that format.
 
     Args:
         kind: one of `FORMATS`.
         smooth: the points of the moving average of a train net's curve; 1: none; None: a fortieth
             of the curve.
-
-    Returns:
-        the content of a file of that format.
     """
     shown = [
         [

@@ -277,7 +277,8 @@ def convert_annoset(
     name_size_file: Path | None = None,
     report: Report = silent,
 ) -> int:
-    """Write the images of a list with their annotations to a new database.
+    """Write the images of a list with their annotations to a new database. Return the number of
+    records.
 
     Args:
         root: the prefix of each path of the list.
@@ -285,9 +286,6 @@ def convert_annoset(
         path: the new database.
         name_size_file: a file that gets name, height and width of each image; None: none.
         report: called with the number of records written, for a progress bar.
-
-    Returns:
-        the number of records.
 
     Raises:
         DataError: an annotation or all images cannot be read, a name has no label, sizes differ and

@@ -86,14 +86,12 @@ def convert_mnist(
     report: Report = silent,
 ) -> tuple[Path, Path]:
     """Create databases `mnist_train_<kind>` and `mnist_test_<kind>` in `folder`, both or none.
+    Return the paths of the training and the test database.
 
     Args:
         source: a folder with the four published files, gzipped or not, directly or in `mnist/`.
         pairs_seed: make pairs drawn with this seed, `mnist_siamese_train_<kind>` and so on; None:
             single images.
-
-    Returns:
-        the paths of the training and the test database.
 
     Raises:
         DataError: a file is missing or damaged, or a database exists already.

@@ -119,16 +119,13 @@ def convert_imageset(
     *,
     report: Report = silent,
 ) -> int:
-    """Write the images of a list to a new database.
+    """Write the images of a list to a new database. Return the number of records.
 
     Args:
         root: the prefix of each path of the list.
         source: the list; a line is a path, a space and the label.
         path: the new database.
         report: called with the number of records written, for a progress bar.
-
-    Returns:
-        the number of records.
 
     Raises:
         DataError: the list or all its images cannot be read, sizes differ and `check_size` is set,

@@ -239,7 +239,7 @@ def _bounds(inside: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
 
 
 def write_detection_set(folder: Path, count: int, *, first: int = 0, **options: Any) -> Path:
-    """Write scenes as PNG images with annotations in the format of PASCAL VOC.
+    """Write scenes as PNG images with annotations in the format of PASCAL VOC. Return the list.
 
     Creates `images/`, `annotations/`, `list.txt` (an image and its annotation in each line),
     `labelmap.prototxt` and `sizes.txt` (name, height and width in each line), as `poseidon
@@ -248,9 +248,6 @@ def write_detection_set(folder: Path, count: int, *, first: int = 0, **options: 
     Args:
         first: the number of the first scene.
         options: the arguments of `draw_scene`.
-
-    Returns:
-        the list.
     """
     names = tuple(options.get("names", DEFAULT))
     for part in ("images", "annotations"):

@@ -103,15 +103,12 @@ def part_names(source: Path, part: int, kind: ListKind) -> list[str]:
 
 
 def divide_list(source: Path, parts: int, folder: Path, report: Report) -> int:
-    """Write the parts of a list into a folder.
+    """Write the parts of a list into a folder. Return the number of records.
 
     Args:
         parts: the number of parts, at least 1.
         folder: the folder for the files of all parts; see `part_names`.
         report: called with the number of records written.
-
-    Returns:
-        the number of records.
 
     Raises:
         UsageError: there are more parts than records.
@@ -249,7 +246,8 @@ def _opened(path: Path) -> h5py.File:
 def partition_data(
     source: Path, parts: int, *, replace: bool = False, report: Report = silent
 ) -> int:
-    """Divide the database `source` into `parts` >= 1 databases of the same kind.
+    """Divide the database `source` into `parts` >= 1 databases of the same kind. Return the number
+    of records.
 
     Args:
         source: an LMDB or LevelDB folder, or a list file. It is only read; no other process may
@@ -257,9 +255,6 @@ def partition_data(
         parts: the number of parts. Their sizes differ by at most one record.
         replace: remove earlier parts, whatever their number.
         report: called with the number of records written, for a progress bar.
-
-    Returns:
-        the number of records.
 
     Raises:
         UsageError: `parts` is not positive or exceeds the number of records.

@@ -77,6 +77,7 @@ class VocPart:
 
 def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, list[VocPart]]:
     """Make a list, a name_size_file, a window file and a database of each part, and a label map.
+    Return the label map and the parts.
 
     The files are `<part>.txt`, `<part>_name_size.txt`, `<part>_windows.txt`,
     `<set>_<part>_<backend>` and `labelmap_voc.prototxt`; <set> is VOC0712 for the years VOC2007 and
@@ -84,9 +85,6 @@ def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, 
 
     Args:
         report: called with the number of records written, for a progress bar.
-
-    Returns:
-        the label map and the parts.
 
     Raises:
         DataError: a folder, a part, an image or an annotation is missing, or a database exists.
