@@ -137,7 +137,11 @@ class ModuleLeaves:
         """Return the tensors that not all virtual workers have equal, and those that are not in a
         state of the module, of the first virtual worker of each plane.
         """
-        mine = b"".join(self._digests() for _ in self._loop.tree.each())
+        mine = b"".join(
+            hashlib.sha256(_bytes(tensor)).digest()
+            for _ in self._loop.tree.each()
+            for tensor in self._rest.values()
+        )
         saved, shards = self._module.state_dict(), self._loop.update.plan.shards
         found = b"".join(self._loop.collections.gather(mine))
         differing = {
@@ -154,10 +158,6 @@ class ModuleLeaves:
             }
             for number in self._loop.tree.each()
         ]
-
-    def _digests(self) -> bytes:
-        """Return digests of `rest`, to find the tensors that differ between workers."""
-        return b"".join(hashlib.sha256(_bytes(tensor)).digest() for tensor in self._rest.values())
 
     def _write_buffers(self, found: Found) -> None:
         self._load(found.each[0])

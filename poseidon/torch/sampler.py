@@ -23,10 +23,6 @@ from torch.utils.data import IterableDataset, Sampler
 from poseidon.errors import UsageError
 
 
-def _nothing(*_: object) -> None:
-    pass
-
-
 def number_of_records(dataset: Sized) -> int:
     """Return the length of a dataset whose records have numbers.
 
@@ -120,8 +116,8 @@ class SharedSampler(Sampler[int]):
         order: SampleOrder,
         *,
         own: range,
-        on_read: Callable[[int], None] = _nothing,
-        on_return: Callable[[int], None] = _nothing,
+        on_read: Callable[[int], None] = lambda _: None,
+        on_return: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.own = own
         self._order = order

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from poseidon.base.call_names import LoopPosition
 from poseidon.engine.document import ScriptDocument
@@ -44,9 +45,8 @@ def _joined_by(document: ScriptDocument) -> str:
     return next(used, "poseidon.distribute()")
 
 
-@contextmanager
-def noticing_lone_steps(document: ScriptDocument, is_joined: Callable[[], bool]) -> Iterator[None]:
-    """Warn at an optimizer's first step if nothing has joined the workers before it."""
+def noticing_lone_steps(document: ScriptDocument, is_joined: Callable[[], bool]) -> RemovableHandle:
+    """Warn at an optimizer's first step, within a block, if nothing has joined the workers before."""
     has_stepped = False
 
     def notice(*_: object) -> None:
@@ -60,16 +60,13 @@ def noticing_lone_steps(document: ScriptDocument, is_joined: Callable[[], bool])
                 _joined_by(document),
             )
 
-    hook = register_optimizer_step_pre_hook(notice)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return register_optimizer_step_pre_hook(notice)
 
 
-@contextmanager
-def counting_steps(context: WorkerContext) -> Iterator[None]:
-    """Count the steps of the first optimizer that steps, where one worker has no exchange."""
+def counting_steps(context: WorkerContext) -> RemovableHandle:
+    """Count the steps, within a block, of the first optimizer that steps, where one worker has no
+    exchange.
+    """
     counted: dict[int, int] = {}
 
     def count(optimizer: Optimizer, *_: object) -> None:
@@ -79,11 +76,7 @@ def counting_steps(context: WorkerContext) -> Iterator[None]:
             position = LoopPosition(steps=steps, iterations=steps)
             context.report(position)
 
-    hook = register_optimizer_step_post_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return register_optimizer_step_post_hook(count)
 
 
 def ended_alone(document: ScriptDocument) -> Mapping[str, object]:
@@ -150,6 +143,5 @@ def taking_from_trainer(log: Log) -> Iterator[None]:
         undo.enter_context(replaced(handler, "on_log", logging))
 
     with ExitStack() as undo:
-        hook = register_optimizer_step_pre_hook(begin)
-        undo.callback(hook.remove)
+        undo.enter_context(register_optimizer_step_pre_hook(begin))
         yield

@@ -20,8 +20,8 @@ import runpy
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -35,6 +35,7 @@ from torch.optim import SGD, Optimizer
 
 from poseidon.engine.document import ScriptDocument
 from poseidon.errors import JobError
+from poseidon.torch.process_group.functions import replaced
 
 LOGGER = logging.getLogger(__name__)
 
@@ -184,8 +185,7 @@ def run_script(document: ScriptDocument) -> None:
         _end_fork(SystemExit())
 
 
-@contextmanager
-def silent_excepthook() -> Iterator[None]:
+def silent_excepthook() -> AbstractContextManager[None]:
     """Let `sys.excepthook` print nothing in this process inside the block, unless the script sets one
     of its own: its error is reported to the launcher. torch's, which `init_process_group` sets,
     prints what the hook before it prints. Forks have the hook from before the block.
@@ -196,11 +196,7 @@ def silent_excepthook() -> Iterator[None]:
         if os.getpid() != worker:
             before(kind, error, trace)
 
-    sys.excepthook = hook
-    try:
-        yield
-    finally:
-        sys.excepthook = before
+    return replaced(sys, "excepthook", hook)
 
 
 def call_excepthook(error: BaseException, script: str) -> None:
@@ -259,8 +255,7 @@ class ExitedAtOnce(SystemExit):
     """The script has called `os._exit`."""
 
 
-@contextmanager
-def exits_by_error() -> Iterator[None]:
+def exits_by_error() -> AbstractContextManager[None]:
     """Let `os._exit` of the script's main thread raise an error inside the block, so that the end of
     the script is reported. In other threads, and in forks, it ends the process.
     """
@@ -271,11 +266,7 @@ def exits_by_error() -> Iterator[None]:
             raise ExitedAtOnce(status)
         at_once(status)
 
-    os._exit = end
-    try:
-        yield
-    finally:
-        os._exit = at_once
+    return replaced(os, "_exit", end)
 
 
 def search_as_plain_python(document: ScriptDocument) -> None:

@@ -27,12 +27,16 @@ _NUMBER = struct.Struct("<d")
 
 
 class BatchWeights:
-    """The records of the present batch of each virtual worker."""
+    """The records of the present batch of each virtual worker.
+
+    Attributes:
+        counts: whether this worker's batch has records of its own: it does not only fill a turn.
+    """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._known: tuple[int, int] | None = None  # records of this batch, and of all
-        self._is_filler = False
+        self.counts = True
         self._must_weigh = False
         self._weighed: list[float] = []  # what the losses of this step were multiplied by
 
@@ -49,11 +53,6 @@ class BatchWeights:
     def end_step(self) -> None:
         self._weighed.clear()
 
-    @property
-    def counts(self) -> bool:
-        """Whether this worker's batch has records of its own: it does not only fill a turn."""
-        return not self._is_filler
-
     def note(self, records: Sequence[int], virtual_worker: int) -> None:
         """Note the numbers of records of all next batches, known to every worker.
 
@@ -62,17 +61,11 @@ class BatchWeights:
             virtual_worker: whose batch is next here.
         """
         if not records:
-            self._known, self._is_filler, self._must_weigh = None, False, False
+            self._known, self.counts, self._must_weigh = None, True, False
             return
         self._known = records[virtual_worker], sum(records)
-        self._is_filler = records[virtual_worker] == 0
+        self.counts = records[virtual_worker] > 0
         self._must_weigh = len(set(records)) > 1
-
-    def note_fillers(self, fillers: Sequence[bool], rank: int) -> None:
-        """Note which workers' next batches only fill their turn; their sizes are not known."""
-        self._known = None
-        self._is_filler = fillers[rank]
-        self._must_weigh = any(fillers)
 
     def weigh(
         self, loss: Tensor, records: float | None, of: float | None, gather: Gather
@@ -95,8 +88,8 @@ class BatchWeights:
             for number in (records, of):
                 if number is not None and not (math.isfinite(number) and number >= 0):
                     raise UsageError(f"weigh() was given {number} records; expected 0 or more")
-            own = 0 if self._is_filler else records
-            mine = _NUMBER.pack(own if of is None or self._is_filler else of)
+            own = records if self.counts else 0
+            mine = _NUMBER.pack(own if of is None or not self.counts else of)
             total = math.fsum(_NUMBER.unpack(part)[0] for part in gather(mine))
             factor = own * self._workers / total if total else 0.0
         self._weighed.append(factor)
@@ -137,6 +130,7 @@ class BatchWeights:
                 )
             last = last if found is None else found
             if any(fillers) or self._known is None:
-                self.note_fillers(fillers, rank)
+                self._known = None
+                self.counts, self._must_weigh = not fillers[rank], any(fillers)
             assert last is not None
             yield last

@@ -6,6 +6,7 @@ only the rows that have a gradient in the step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -214,13 +215,9 @@ def _rate_of(group: Mapping[str, Any]) -> Callable[[int], float]:
     return lambda step: float(group["lr"])
 
 
-def users_of_parameters(module: nn.Module) -> dict[Tensor, int]:
+def users_of_parameters(module: nn.Module) -> Counter[Tensor]:
     """Return the number of places of each parameter in the modules."""
-    found: dict[Tensor, int] = {}
-    for child in module.modules():
-        for parameter in child.parameters(recurse=False):
-            found[parameter] = found.get(parameter, 0) + 1
-    return found
+    return Counter(p for child in module.modules() for p in child.parameters(recurse=False))
 
 
 def _is_sparse(module: nn.Module) -> TypeGuard[SparseEmbedding]:
