@@ -97,7 +97,6 @@ class Reading:
     """
 
     still_s: float
-    waiting: bool
     waited_s: float
 
 
@@ -179,7 +178,8 @@ class Watchdog(Observer):
     def read(self) -> Reading:
         """Return what it shows now. Any thread may call this."""
         progress_s, since_s = self._progress_s, self._waiting_since_s
-        waiting = since_s is not None
-        still_s = 0.0 if progress_s is None or waiting else max(0.0, self._now() - progress_s)
+        still_s = 0.0
+        if progress_s is not None and since_s is None:
+            still_s = max(0.0, self._now() - progress_s)
         waited_s = self._waited_s + (self._now() - since_s if since_s is not None else 0.0)
-        return Reading(still_s=still_s, waiting=waiting, waited_s=waited_s)
+        return Reading(still_s=still_s, waited_s=waited_s)

@@ -38,7 +38,7 @@ import heapq
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -97,8 +97,7 @@ def tested(record: TestRecord) -> tuple[GlogLine, ...]:
     """Return the lines at the end of a test: the loss with test_compute_loss, each output and
     before it its classes.
     """
-    loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
-    lines = [_solver(text, 473) for text in loss]
+    lines = [] if record.loss is None else [_solver(f"Test loss: {number(record.loss)}", 473)]
     for index, line in enumerate(_outputs("Test", record.outputs, line=486)):
         # As SSD's solver with show_per_class_result.
         for label, precision in record.classes[index] if record.classes else ():
@@ -116,10 +115,7 @@ def last(record: TrainRecord) -> tuple[GlogLine, ...]:
     the curves of the train net end where those of the test nets do.
     """
     text = f"Iteration {record.iteration}, loss = {number(record.loss)}, time: {number(record.elapsed_s)}"
-    return (
-        _solver(text, 228),
-        *_outputs("Train", record.outputs, line=318),
-    )
+    return _solver(text, 228), *_outputs("Train", record.outputs, line=318)
 
 
 def done() -> GlogLine:
@@ -135,28 +131,15 @@ def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
     )
 
 
-def forward_top(layer: str, blob: str, mean: float) -> GlogLine:
-    """Return the debug_info line of a top: its mean absolute value."""
-    text = f"    [Forward] Layer {layer}, top blob {blob} data: {number(mean)}"
-    return _net(text, 560)
+def _debug_line(text: str, line: int) -> Callable[[str, str | int, float], GlogLine]:
+    """Return the function of a debug_info line of layer, blob and mean absolute value."""
+    return lambda layer, blob, mean: _net(f"{text.format(layer, blob)}: {number(mean)}", line)
 
 
-def forward_param(layer: str, blob: str, mean: float) -> GlogLine:
-    """Return the debug_info line of a learnable blob: its mean absolute value."""
-    text = f"    [Forward] Layer {layer}, param blob {blob} data: {number(mean)}"
-    return _net(text, 571)
-
-
-def backward_bottom(layer: str, blob: str, mean: float) -> GlogLine:
-    """Return the debug_info line of a bottom: its mean absolute diff."""
-    text = f"    [Backward] Layer {layer}, bottom blob {blob} diff: {number(mean)}"
-    return _net(text, 587)
-
-
-def backward_param(layer: str, index: int, mean: float) -> GlogLine:
-    """Return the debug_info line of a learnable blob: its mean absolute diff."""
-    text = f"    [Backward] Layer {layer}, param blob {index} diff: {number(mean)}"
-    return _net(text, 598)
+forward_top = _debug_line("    [Forward] Layer {}, top blob {} data", 560)
+forward_param = _debug_line("    [Forward] Layer {}, param blob {} data", 571)
+backward_bottom = _debug_line("    [Backward] Layer {}, bottom blob {} diff", 587)
+backward_param = _debug_line("    [Backward] Layer {}, param blob {} diff", 598)
 
 
 def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -> GlogLine:
@@ -222,13 +205,10 @@ _HEAD = re.compile(r"[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ", re.ASCII)
 
 
 def merge_logs(logs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """Yield the lines of all logs by time.
+    """Yield the lines of all logs by time, each with the name of its process.
 
     Args:
         logs: the lines of each process, by its name.
-
-    Yields:
-        the name of the process and the line.
     """
     streams = [_timed(number, name, lines) for number, (name, lines) in enumerate(logs.items())]
     for _, _, name, line in heapq.merge(*streams, key=lambda entry: entry[:2]):
@@ -316,9 +296,8 @@ def performing_backward(initial_loss: float) -> tuple[GlogLine, GlogLine]:
 
 def benchmark_begins(iterations: int) -> tuple[GlogLine, GlogLine]:
     """Return the lines before the first measured iteration."""
-    return _line("*** Benchmark begins ***", 374), _line(
-        f"Testing for {iterations} iterations.", 375
-    )
+    testing = f"Testing for {iterations} iterations."
+    return _line("*** Benchmark begins ***", 374), _line(testing, 375)
 
 
 def iteration_time(iteration: int, elapsed_ms: float) -> GlogLine:
