@@ -166,14 +166,11 @@ class Updater:
 
     def histories(self) -> tuple[tuple[Array, ...], ...]:
         """Return copies of the history of each tensor."""
-        frozen = self._frozen.arrays()
+        frozen = self._frozen.copies()
         return tuple(
             tuple(
-                frozen.get(entry.info.name)
-                or (
-                    tensor.cpu().numpy().reshape(entry.info.shape).copy()
-                    for tensor in entry.history
-                )
+                tensor.cpu().numpy().reshape(entry.info.shape).copy()
+                for tensor in frozen.get(entry.info.name, entry.history)
             )
             for entry in self._learned
         )
@@ -183,8 +180,12 @@ class Updater:
         for entry, arrays in zip(self._learned, histories, strict=True):
             for tensor, array in zip(entry.history, arrays, strict=True):
                 tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(-1))
-        names = (entry.info.name for entry in self._learned)
-        self._frozen.restore(dict(zip(names, histories, strict=True)))
+        self._frozen.restore(
+            {
+                entry.info.name: [torch.tensor(array) for array in arrays]
+                for entry, arrays in zip(self._learned, histories, strict=True)
+            }
+        )
 
 
 def _learned(info: ParamInfo, blob: Blob, settings: SolverSettings) -> Learned:

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +28,8 @@ from poseidon.caffe.proto.caffe_pb2 import PoseidonLayerState, PoseidonNetState,
 from poseidon.caffe.solver.averages import SmoothedLoss
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.settings import SolverSettings
-from poseidon.engine.exchange_leaves import ExchangeLeaves
-from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource
+from poseidon.engine.exchange_leaves import ExchangeLeaves, Named
+from poseidon.engine.leaf import Found, Leaf, LeafStage, Scope, StateSource, on_host
 from poseidon.engine.session import TrainingSession
 from poseidon.engine.state_tree import StateTree
 from poseidon.errors import counted
@@ -310,30 +309,26 @@ class FrozenHistories:
                 step=iteration,
             )
 
-    def arrays(self) -> dict[str, History]:
+    def copies(self) -> Named:
         """Return copies of the histories by the name of the blob; blobs whose history is 0 are
         left out.
         """
         return {
-            name: [
-                tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history
-            ]
+            name: [on_host(tensor).reshape(entry.info.shape) for tensor in entry.history]
             for name, entry in self._entries.items()
         }
 
-    def restore(self, histories: Mapping[str, History]) -> None:
+    def restore(self, histories: Mapping[str, Sequence[Tensor]]) -> None:
         """Set the histories to a snapshot's."""
         for name, entry in self._entries.items():
-            for tensor, array in zip(entry.history, histories[name], strict=True):
-                tensor.copy_(torch.from_numpy(np.array(array, np.float32)).reshape(-1))
+            for tensor, value in zip(entry.history, histories[name], strict=True):
+                tensor.copy_(value.reshape(-1))
 
     def leaf(self) -> Leaf:
         """Return the histories as a leaf of a state. Virtual worker 0, which is rank 0's, has them."""
         return Leaf(
             name="frozen",
             scope=Scope.ROOT,
-            read=lambda: {n: [*map(torch.from_numpy, own)] for n, own in self.arrays().items()},
-            write=lambda found: self.restore(
-                {name: [tensor.numpy() for tensor in of] for name, of in found.shared.items()}
-            ),
+            read=self.copies,
+            write=lambda found: self.restore(found.shared),
         )

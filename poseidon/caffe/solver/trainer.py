@@ -268,7 +268,7 @@ class Trainer:
         last passes.
         """
         scale = self._scale
-        frozen = {} if scale is None else self._state.frozen.arrays()
+        frozen = {} if scale is None else self._state.frozen.copies()
         while True:
             found = [self._compute(position) for position in range(len(self._replica.nets))]
             if scale is not None:

@@ -209,5 +209,5 @@ def test_histories_come_back_as_a_leaf(tmp_path: Path) -> None:
         first.advance(iteration)
     read, source = first.leaf().read(), StateSource(name="a test")
     other.leaf().write(Found(shared=read, each=[], own=range(1), source=source))
-    np.testing.assert_array_equal(other.arrays()["ip"], first.arrays()["ip"])
-    assert np.all(first.arrays()["ip"][0] != other.arrays()["ip"][1])
+    np.testing.assert_array_equal(other.copies()["ip"], first.copies()["ip"])
+    assert torch.all(first.copies()["ip"][0] != other.copies()["ip"][1])
