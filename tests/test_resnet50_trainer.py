@@ -136,11 +136,12 @@ def test_a_restart_continues_the_log_and_the_loss_curve(
 
 
 def test_a_restart_continues_the_log_of_its_own_shard(trainer: Trainer, tmp_path: Path) -> None:
-    assert trainer() == 0
+    assert trainer(epoch_size=4) == 0
     (own,) = tmp_path.glob("*.log")
     other = tmp_path / own.name.replace("_v2_", "_v2_shard1_")
     other.write_text(own.read_text())
-    assert trainer(num_epochs=2, load_model_path=tmp_path / "resnet50_model_1.mdl") == 0
+    saved = tmp_path / "resnet50_model_1.mdl"
+    assert trainer(epoch_size=4, num_epochs=2, load_model_path=saved) == 0
     assert [len(read_log(path)) for path in (own, other)] == [2, 1]
 
 
@@ -224,7 +225,7 @@ def test_a_mistake_is_one_sentence(
 def test_the_first_checkpoint_makes_its_folder(trainer: Trainer, tmp_path: Path) -> None:
     assert trainer(file_store_path="checkpoints", train_data="nothing") == 1
     assert not (tmp_path / "checkpoints").exists()
-    assert trainer(file_store_path="checkpoints", num_epochs=1) == 0
+    assert trainer(file_store_path="checkpoints", epoch_size=4) == 0
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["resnet50_model_1.mdl"]
 
 
@@ -249,7 +250,7 @@ def test_the_folder_is_checked_before_speeds_are_measured(
 def test_a_checkpoint_of_another_network_is_refused(
     trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert trainer() == 0
+    assert trainer(epoch_size=4) == 0
     path = tmp_path / "resnet50_model_1.mdl"
     expected = "the network of the flags expects"
     for flags, message in (
