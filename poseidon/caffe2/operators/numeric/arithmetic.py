@@ -111,8 +111,16 @@ class Broadcast:
         """Return `b` in a shape that broadcasts to the shape of `a`."""
         if not self.broadcast:
             return b
+        if b.numel() == 1:
+            return b.reshape((1,) * a.dim())
         axis = self.order.index(self.axis_str) if self.axis_str else self.axis
-        return b.reshape(b.shape + (1,) * (a.dim() - axis - b.dim())) if axis >= 0 else b
+        fitted = b.reshape(b.shape + (1,) * (a.dim() - axis - b.dim())) if axis >= 0 else b
+        if fitted.dim() > a.dim() or a.numel() == 1:
+            raise ValueError(
+                f"the shape {list(b.shape)} of the second operand is not a part of the first's"
+                f" {list(a.shape)}, as broadcast=1 needs"
+            )
+        return fitted
 
 
 NUMPY = Broadcast()

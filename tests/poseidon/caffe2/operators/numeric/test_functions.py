@@ -117,6 +117,18 @@ def test_comparisons_with_both_ways_of_broadcasting(
     assert_run(kind, [A, B[:, 0]], expected(A, B[:, :1]), broadcast=1, axis=0)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_one_value_that_is_broadcast_adds_no_axes(shape: tuple[int, ...]) -> None:
+    a = np.full(shape, 6, "f4")
+    assert_run("Div", [a, np.full((1, 1), 2, "f4")], np.full(shape, 3, "f4"), broadcast=1)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_the_first_operand_is_not_broadcast(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError, match=r"shape \[1, 3\] of the second operand is not a part"):
+        run("Add", [np.ones(shape, "f4"), np.ones((1, 3), "f4")], broadcast=1)
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("And", 8), ("Or", 14), ("Xor", 6)])
 def test_bits(kind: str, expected: int) -> None:
     a, b = np.array([12], dtype=np.int32), np.array([10], dtype=np.int32)
