@@ -50,19 +50,19 @@ class StormOptimizer(AlphaOptimizer):
         lr: float = 0.1,
         momentum: float = 10.0,
         beta: float = 0.1,
-        grad_sq_sum_init: float = 0.01,
+        grad_sq_init: float = 0.01,
         policy: str = "fixed",
         sparse_dedup_aggregator: str | None = None,
         lars: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take the settings; `grad_sq_sum_init` is the first sum of squared gradients."""
+        """Take the settings; `grad_sq_init` is the first sum of squared gradients."""
         super().__init__(lr, policy, kwargs)
-        self.momentum, self.beta, self.grad_sq_sum_init = momentum, beta, grad_sq_sum_init
+        self.momentum, self.beta, self.grad_sq_init = momentum, beta, grad_sq_init
         self.sparse_dedup_aggregator, self.lars = sparse_dedup_aggregator, lars
 
     def _states(self, init_net: Any, param: Any) -> list[Any]:
-        total = self.grad_sq_sum_init
+        total = self.grad_sq_init
         moment = self._state(init_net, param, "moment")
         return [moment, self._constant(init_net, param, "grad_sq_sum", 1, total)]
 
@@ -191,7 +191,7 @@ class DecayAdagradOptimizer(AlphaOptimizer):
     operator = "DecayAdagrad"
     arguments = ("beta1", "beta2", "epsilon", "weight_decay", "bias_correction_first")
     suffixes = ("first_mo1ment", "second_moment")  # Caffe2's spelling
-    sparse, counts = (), True
+    counts = True
 
     def __init__(
         self,
@@ -210,6 +210,17 @@ class DecayAdagradOptimizer(AlphaOptimizer):
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.weight_decay, self.bias_correction_first = weight_decay, bias_correction_first
         self.engine = engine
+
+    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
+        """Add `DecayAdagrad`; a sparse gradient gets Adagrad without decay, as in Caffe2."""
+        param, grad = param_info.blob, param_info.grad
+        if not isinstance(grad, core.GradientSlice) or self.alpha <= 0:
+            super()._run(net, param_init_net, param_info)
+            return
+        rate, _ = self._rate(net, param_init_net)
+        state = [param, self._state(param_init_net, param, "squared_sum")]
+        inputs = [*state, grad.indices, grad.values, rate]
+        net.SparseAdagrad(inputs, state, epsilon=self.epsilon)
 
 
 class FtrlOptimizer(Optimizer):
@@ -336,9 +347,10 @@ class RmsPropOptimizer(AlphaOptimizer):
         one = self._one(param_init_net)
         rate, _ = self._rate(net, param_init_net, 1)
         # Caffe2 passes `values`, which ConstantFill does not know: they are zeros anyway.
-        step, squares, buffer = (
+        step = param_init_net.ConstantFill([param], f"{param}_grad_o", values=0.0)
+        squares, buffer = (
             self._state(param_init_net, param, suffix, values=0.0)
-            for suffix in ("grad_o", "mean_squares", "momentum")
+            for suffix in ("mean_squares", "momentum")
         )
         net.RmsProp(
             [grad, squares, buffer, one],

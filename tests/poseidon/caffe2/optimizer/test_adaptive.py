@@ -91,3 +91,25 @@ def test_sparse_adam_is_told_whether_it_is_rectified(rectified: bool) -> None:
     arguments = {argument.name: argument.i for argument in update_of(model).arg}
     assert arguments["enableRAdam"] == int(rectified)
     assert isinstance(model.param_to_grad[core.BlobReference("w")], core.GradientSlice)
+
+
+def test_storm_starts_at_the_sum_of_squares_that_it_is_given() -> None:
+    model = model_of(sparse=False)
+    optimizer.build_storm(model, 0.1, grad_sq_init=0.5)
+    workspace.RunNetOnce(model.param_init_net)
+    assert workspace.FetchBlob("w_grad_sq_sum").tolist() == [0.5]
+
+
+def test_the_step_of_rms_prop_is_not_a_part_of_its_state() -> None:
+    made = optimizer.build_rms_prop(model_of(sparse=False), 0.1)
+    state = [str(blob) for blob in made.get_auxiliary_parameters().local]
+    assert state == ["w_mean_squares", "w_momentum"]
+
+
+def test_decay_adagrad_is_adagrad_for_sparse_gradients() -> None:
+    model = model_of(sparse=True)
+    optimizer.build_decay_adagrad(model, 0.1, epsilon=0.0)
+    train(model, 1)
+    w = workspace.FetchBlob("w")
+    np.testing.assert_array_equal(w[[0, 2]], TABLE[[0, 2]])
+    np.testing.assert_allclose(w[1], TABLE[1] - 0.1, rtol=1e-6)
