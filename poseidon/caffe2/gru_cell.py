@@ -17,6 +17,7 @@ class GRUCell(_Gated):
     """
 
     linear_before_reset = False
+    made = ("hidden_t",)
 
     def __init__(self, *args: Any, linear_before_reset: bool = False, **kwargs: Any) -> None:
         """Set up a cell; see `_Gated`.

@@ -199,6 +199,8 @@ class _Gated(RNNCell):
 
     default_initializer: Any = None
     """A class that makes the first states of so many hidden units."""
+    made: Sequence[str] = ("hidden_state", "cell_state")
+    """The blobs of the states after a step; sequences of states have their names too."""
 
     def __init__(
         self,
@@ -246,7 +248,7 @@ class _Gated(RNNCell):
         """Add the operator that makes the states after a step from those before and the gates."""
         made = operator(
             [*inputs, *([] if seq_lengths is None else [seq_lengths]), timestep],
-            ["hidden_state", "cell_state"][: len(inputs) - 1],
+            list(self.made),
             forget_bias=self.forget_bias,
             drop_states=self.drop_states,
             sequence_lengths=seq_lengths is not None,
@@ -359,10 +361,13 @@ class LayerNormLSTMCell(LSTMCell):
     """An LSTM whose gates are normalized."""
 
     norm = True
+    made = ("hidden_t", "cell_t")
 
 
 class MILSTMCell(LSTMCell):
     """An LSTM whose gates have the product of both parts too: alpha x h + beta1 h + beta2 x + b."""
+
+    made = ("hidden_t_intermediate", "cell_t")
 
     def _gates(self, model: Any, input_t: Any, hidden: Any, extra: Extra) -> Any:
         part = self._recurrent_part(model, hidden, extra, "prev_t")

@@ -100,6 +100,21 @@ CELLS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lstm", "hidden_state_all"),
+        ("layer_norm", "hidden_t_all"),
+        ("milstm", "hidden_t_intermediate_all"),
+        ("gru", "hidden_t_all"),
+    ],
+)
+def test_names_of_states(name: str, expected: str) -> None:
+    create, kwargs = CELLS[name]
+    outputs, _, _ = prepared(create, **kwargs)
+    assert str(outputs[0]).rpartition("/")[2] == expected
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_gradients(name: str) -> None:
     create, kwargs = CELLS[name]
