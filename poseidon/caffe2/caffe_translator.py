@@ -17,6 +17,7 @@ from poseidon.caffe.proto.definition import read_net
 from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.caffe2 import core
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, TensorProtos
+from poseidon.caffe2.runtime.chains import first_reads, unread
 from poseidon.caffe2.translation import layers as _layers  # noqa: F401 - registers translators
 from poseidon.caffe2.translation.registry import (
     AddArgument,
@@ -60,17 +61,10 @@ def name_ends(net: NetDef, params: TensorProtos) -> list[str]:
     parameters, and what it makes and does not read. Return the inputs without the parameters.
     """
     parameters = [tensor.name for tensor in params.protos]
-    made, inputs, unread = set(parameters), dict[str, None](), dict[str, None]()
-    for op in net.op:
-        for name in op.input:
-            unread.pop(name, None)
-            if name not in made:
-                inputs[name] = None
-        made.update(op.output)
-        unread.update(dict.fromkeys(op.output))
+    inputs = first_reads(net.op, known=parameters)
     net.external_input.extend([*inputs, *parameters])
-    net.external_output.extend(name for name in unread if not name.startswith("_"))
-    return list(inputs)
+    net.external_output.extend(name for name in unread(net.op) if not name.startswith("_"))
+    return inputs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

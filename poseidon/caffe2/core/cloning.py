@@ -17,6 +17,7 @@ from poseidon.caffe2.core.gradient_sums import (
     rename,
 )
 from poseidon.caffe2.proto import caffe2_pb2
+from poseidon.caffe2.runtime.chains import first_reads
 
 RemapFunction = Callable[[Any, str, dict[str, str]], None]
 
@@ -156,17 +157,11 @@ def find_external(proto: caffe2_pb2.NetDef) -> None:
     """Set external inputs to what is read before it is made, outputs to what is not read."""
     made: dict[str, None] = {}
     read: set[str] = set()
-    inputs: dict[str, None] = {}
     for op in proto.op:
-        for name in op.input:
-            if name in made:
-                read.add(name)
-            else:
-                inputs[name] = None
+        read.update(name for name in op.input if name in made)
         made.update(dict.fromkeys(op.output))
-    del proto.external_input[:], proto.external_output[:]
-    proto.external_input.extend(inputs)
-    proto.external_output.extend(name for name in made if name not in read)
+    proto.external_input[:] = first_reads(proto.op)
+    proto.external_output[:] = [name for name in made if name not in read]
 
 
 def _renamed(record: Any, names: dict[str, str]) -> Any:

@@ -14,6 +14,7 @@ from poseidon.caffe2.core.blobs import BlobReference, CreateOperator, GradientSl
 from poseidon.caffe2.core.gradient_sums import rename, rename_inner_outputs
 from poseidon.caffe2.core.gradients import IR, GradientRegistry
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
+from poseidon.caffe2.runtime.chains import first_reads, made_by
 from poseidon.caffe2.utils import GetArgumentDict, MakeArgument
 
 SEED = "/_DO_OPERATOR_INNER_GRAD_"
@@ -99,20 +100,6 @@ def _distinct(op: OperatorDef, given: Given) -> tuple[list[OperatorDef], Gradien
     return copies, gradients
 
 
-def _reads(operators: Iterable[OperatorDef]) -> list[str]:
-    """Return the blobs that operators read before they write them."""
-    written: set[str] = set()
-    found: dict[str, None] = {}
-    for op in operators:
-        found.update({name: None for name in op.input if name not in written})
-        written.update(op.output)
-    return list(found)
-
-
-def _writes(operators: Iterable[OperatorDef]) -> list[str]:
-    return list(dict.fromkeys(name for op in operators for name in op.output))
-
-
 # Do.
 
 
@@ -147,7 +134,7 @@ def gen_do_gradient(op: OperatorDef, g_output: Given) -> Result:
     bound: dict[str, str] = {}
     gradients: list[str | None] = []
     results: list[str] = []
-    reads = set(_reads(net.op))
+    reads = set(first_reads(net.op))
     for name in op.input[:-1]:
         # A blob that is overwritten before it is read has no gradient here: what was found belongs
         # to its later value.
@@ -163,7 +150,7 @@ def gen_do_gradient(op: OperatorDef, g_output: Given) -> Result:
     if not results:
         return [], []
     saved = []
-    for blob in _reads(inner):
+    for blob in first_reads(inner):
         if blob in outer_of or blob in seeds:
             bound[blob] = outer_of.get(blob) or seeds[blob]
         else:
@@ -198,7 +185,7 @@ def gen_if_gradient(op: OperatorDef, g_output: Given) -> Result:
     branches = {name: _backward(net, given) for name, net in nets.items()}
     branches.setdefault("else_net", ([], dict(given)))
     made: dict[str, dict[str, str]] = {
-        name: {blob: gradient for blob, gradient in found.items() if gradient in set(_writes(ops))}
+        name: {blob: gradient for blob, gradient in found.items() if gradient in set(made_by(ops))}
         for name, (ops, found) in branches.items()
     }
     gradients: Gradients = dict(given)
@@ -212,14 +199,14 @@ def gen_if_gradient(op: OperatorDef, g_output: Given) -> Result:
         for blob in sorted(wanted - set(made[name])):
             # This branch does not use the blob: what was given passes where the blob stays, else it
             # is zero.
-            stays = name not in nets or blob not in _writes(nets[name].op)
+            stays = name not in nets or blob not in made_by(nets[name].op)
             if blob not in given or not stays:
                 ops.append(_zeros(blob, gradients[blob]))
             elif given[blob] != gradients[blob]:
                 ops.append(_operator("Copy", [given[blob]], [gradients[blob]]))
     every = [part for ops, _ in branches.values() for part in ops]
-    reads = [name for ops, _ in branches.values() for name in _reads(ops)]
-    outputs = _writes(every)
+    reads = [name for ops, _ in branches.values() for name in first_reads(ops)]
+    outputs = made_by(every)
     inner: dict[str, NetDef] = {
         str(name): _net_of(nets.get(name, nets["then_net"]), ops)
         for name, (ops, _) in branches.items()
@@ -280,8 +267,8 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
         "loop_net": _net_of(net, [*inner, *end]),
         "cond_net": NetDef(name=f"{net.name}_grad_cond", op=[test]),
     }
-    inputs = dict.fromkeys([condition, *_reads([*inner, *end]), workspaces])
-    outputs = dict.fromkeys([*_writes([*inner, *end]), condition])
+    inputs = dict.fromkeys([condition, *first_reads([*inner, *end]), workspaces])
+    outputs = dict.fromkeys([*made_by([*inner, *end]), condition])
     loop = _gradient_of(op, inputs, outputs, nets)
     gradients = {name: f"{name}_grad" for name in [*changed, *constant] if name in op.input}
     after = [_operator("Copy", [name + CARRIED], [grad]) for name, grad in gradients.items()]
@@ -315,7 +302,7 @@ def _renamed_results(operators: list[OperatorDef], found: Gradients) -> list[Ope
     names = {
         gradient: blob + ITERATION
         for blob, gradient in found.items()
-        if gradient in _writes(operators) and gradient == f"{blob}_grad"
+        if gradient in made_by(operators) and gradient == f"{blob}_grad"
     }
     for op in operators:
         rename(op.input, names)

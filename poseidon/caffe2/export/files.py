@@ -21,6 +21,7 @@ from poseidon.caffe2.predictor import predictor_py_utils as parts
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.proto.metanet_pb2 import MetaNetDef
+from poseidon.caffe2.runtime.chains import first_reads, unread
 from poseidon.caffe2.runtime.values import TORCH_OF
 from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.utils import MakeArgument
@@ -199,7 +200,7 @@ def predictor_of(
     Raises:
         UsageError: a name is not an input, or there are none.
     """
-    read, made = _ends(net)
+    read = first_reads(net.op)
     parameters = {
         name: blob.value for name, blob in workspace.blobs.items() if isinstance(blob.value, Tensor)
     }
@@ -226,27 +227,13 @@ def predictor_of(
             name: (shape, dtype or ("int32" if _is_integer(net, name) else "float32"))
             for name, (shape, dtype) in inputs.items()
         },
-        outputs=outputs or tuple(net.external_output) or made,
+        outputs=outputs or tuple(net.external_output or unread(net.op)),
     )
 
 
 def _is_stand_in(value: Tensor) -> bool:
     """Return whether a value is the zero that `mobile_exporter` gives an input."""
     return tuple(value.shape) == (1, 1) and not bool(value.any())
-
-
-def _ends(net: NetDef) -> tuple[list[str], tuple[str, ...]]:
-    """Return the blobs that a net reads before it makes them, and those made and not read."""
-    made: set[str] = set()
-    read: dict[str, None] = {}
-    leaves: dict[str, None] = {}
-    for op in net.op:
-        read.update((name, None) for name in op.input if name not in made)
-        for name in op.input:
-            leaves.pop(name, None)
-        made.update(op.output)
-        leaves.update(dict.fromkeys(op.output))
-    return list(read), tuple(leaves)
 
 
 def _is_integer(net: NetDef, name: str) -> bool:

@@ -21,6 +21,7 @@ from poseidon.caffe2.operators.recurrent import Link, RecurrentNetwork
 from poseidon.caffe2.operators.registry import find, is_registered
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.bind import function_of
+from poseidon.caffe2.runtime.chains import first_reads
 from poseidon.caffe2.utils import MakeArgument
 from poseidon.errors import DefinitionError
 
@@ -169,11 +170,7 @@ def _needed(
 
 def _nothing_left(net: NetDef, given: set[str]) -> str:
     """Return why a net has no outputs: the blobs that it reads, does not make and was not given."""
-    known = set(given)
-    lacking: dict[str, None] = {}
-    for op in net.op:
-        lacking.update((name, None) for name in op.input if name not in known)
-        known.update(op.output)
+    lacking = first_reads(net.op, known=given)
     if not lacking:
         return f"the net '{net.name}' has no outputs"
     return f"the net '{net.name}': its outputs need {', '.join(lacking)}, which have no value; add --input=NAME:N,C,H,W for data"

@@ -18,6 +18,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
+from poseidon.caffe2.runtime.chains import first_reads, made_by
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
 from poseidon.caffe2.runtime.values import Blob, strings_of
@@ -45,20 +46,6 @@ def _links(
         Link(*parts)
         for parts in zip(internal, external, offset, window or [1] * len(internal), strict=True)
     ]
-
-
-def _read_first(net: NetDef) -> set[str]:
-    """Return the blobs that a net reads before it writes them."""
-    read: set[str] = set()
-    written: set[str] = set()
-    for op in net.op:
-        read.update(name for name in op.input if name not in written)
-        written.update(op.output)
-    return read
-
-
-def _written(net: NetDef) -> set[str]:
-    return {name for op in net.op for name in op.output}
 
 
 @dataclass(eq=False)
@@ -115,7 +102,7 @@ def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]
     Returns:
         the net, and for each such window the blob of its earlier elements.
     """
-    written, earlier, made = _written(net), {}, copy.deepcopy(net)
+    written, earlier, made = set(made_by(net.op)), {}, copy.deepcopy(net)
     for window in (link for link in links if link.internal not in written):
         for new in (
             link for link in links if link.internal in written and link.external == window.external
@@ -192,7 +179,7 @@ class RecurrentNetwork:
         self.parts.update(zip(alias_dst, zip(alias_src, alias_offset, strict=True), strict=True))
         self.keeps = backward_step_net is not None and bool(backward_step_net.op)
         self.dropped = recompute_blobs_on_backward
-        written = _written(step_net)
+        written = set(made_by(step_net.op))
         self.reads = [link for link in links if link.internal not in written or link.offset == 0]
         self.writes = [
             link for link in links if link.internal in written and link.external in self.initial
@@ -286,7 +273,8 @@ class RecurrentNetworkGradient:
             backward_link_offset,
             backward_link_window,
         )
-        read, written = _read_first(backward_step_net), _written(backward_step_net)
+        operators = backward_step_net.op
+        read, written = set(first_reads(operators)), set(made_by(operators))
         self.reads = [
             link for link in links if link.internal in read or link.internal not in written
         ]

@@ -60,6 +60,29 @@ def nested_blobs(operators: Iterable[OperatorDef]) -> set[str]:
     return names
 
 
+def first_reads(operators: Iterable[OperatorDef], known: Iterable[str] = ()) -> list[str]:
+    """Return the blobs that operators read before they make them, without known ones."""
+    made, reads = set(known), dict[str, None]()
+    for op in operators:
+        reads.update((name, None) for name in op.input if name not in made)
+        made.update(op.output)
+    return list(reads)
+
+
+def made_by(operators: Iterable[OperatorDef]) -> list[str]:
+    return list(dict.fromkeys(name for op in operators for name in op.output))
+
+
+def unread(operators: Iterable[OperatorDef]) -> list[str]:
+    """Return the blobs that operators make and do not read afterwards."""
+    blobs: dict[str, None] = {}
+    for op in operators:
+        for name in op.input:
+            blobs.pop(name, None)
+        blobs.update(dict.fromkeys(op.output))
+    return list(blobs)
+
+
 COLLECTIVES = frozenset(
     {"Allgather", "Allreduce", "Barrier", "Broadcast", "Reduce", "ReduceScatter"}
 )
