@@ -160,6 +160,12 @@ def strings_of(items: Sequence[Any]) -> np.ndarray:
     return strings
 
 
+def joined(values: Sequence[Any]) -> Any:
+    """Return one tensor of several, of numbers or of strings, along the first dimension."""
+    numbers = isinstance(values[0], torch.Tensor)
+    return torch.cat(list(values)) if numbers else np.concatenate(list(values))
+
+
 def _strings(array: np.ndarray) -> np.ndarray:
     flat = [as_bytes(item) for item in array.reshape(-1).tolist()]
     for item in flat:

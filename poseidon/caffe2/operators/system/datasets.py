@@ -18,7 +18,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.registry import ANY, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.caffe2.runtime.values import READERS, Blob, deserialize, serialize
+from poseidon.caffe2.runtime.values import READERS, Blob, deserialize, joined, serialize
 
 CURSOR = "std::unique_ptr<TreeCursor>"
 """The type of a cursor in a file."""
@@ -111,10 +111,6 @@ class TreeCursor:
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value.copy()
-
-
-def _join(parts: Sequence[Any]) -> Any:
-    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(list(parts))
 
 
 def _read(message: BlobProto) -> TreeCursor:
@@ -215,7 +211,7 @@ def read_random_batch(
             cursor.offsets[0] = begin + batch_size
     records = [] if over else order[begin : begin + batch_size].tolist()
     return [
-        _join([column[:0], *_rows(column, offsets[:, domain], records)])
+        joined([column[:0], *_rows(column, offsets[:, domain], records)])
         for column, domain in zip(columns, cursor.domains, strict=True)
     ]
 
@@ -234,7 +230,7 @@ def check_dataset_consistency(*columns: Any, fields: list[str]) -> None:
 @operator("Append")
 def append(dataset: Any, new: Any) -> Any:
     """Return a column with more rows; an empty one takes the type of the new rows."""
-    return _join([dataset, new]) if len(dataset) else _copy(new)
+    return joined([dataset, new]) if len(dataset) else _copy(new)
 
 
 @operator("AtomicAppend", blobs=True, inputs=(3, ANY), outputs=(1, ANY))
@@ -359,8 +355,4 @@ def unpack_records(packed: Any, *prototypes: Any, fields: list[str]) -> list[Any
         raise EnforceNotMet("UnPackRecords: neither records nor prototypes give the types")
     if any(len(part) != len(fields) for part in parts):
         raise EnforceNotMet(f"UnPackRecords: records of {len(fields)} columns are expected")
-    return [_rejoined(column) for column in zip(*parts, strict=True)]
-
-
-def _rejoined(parts: Sequence[Any]) -> Any:
-    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(list(parts))
+    return [joined(column) for column in zip(*parts, strict=True)]

@@ -18,7 +18,7 @@ from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, Context, operat
 from poseidon.caffe2.runtime.dag import wait_for
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Reader
-from poseidon.caffe2.runtime.values import Blob, strings_of
+from poseidon.caffe2.runtime.values import Blob, joined, strings_of
 
 Entry = list[Any]
 
@@ -182,11 +182,7 @@ class SafeDequeueBlobs:
         outputs[-1].value = torch.tensor(not entries)
         if entries:
             one, columns = self.count == 1, zip(*entries, strict=True)
-            _give([], outputs[:-1], [part[0] if one else _joined(part) for part in columns])
-
-
-def _joined(values: Sequence[Any]) -> Any:
-    return np.concatenate(values) if isinstance(values[0], np.ndarray) else torch.cat(list(values))
+            _give([], outputs[:-1], [part[0] if one else joined(part) for part in columns])
 
 
 @operator("CloseRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 0))
