@@ -58,8 +58,8 @@ def only_diff(array: npt.ArrayLike) -> BlobProto:
     return BlobProto.FromString(packed(_DIFF_TAG, np.ascontiguousarray(array, dtype="<f4")))
 
 
-def packed(tag: bytes, numbers: npt.NDArray[np.float32]) -> bytes:
-    """Return the wire bytes of a packed field of float32 with this tag."""
+def packed(tag: bytes, numbers: npt.NDArray[np.floating]) -> bytes:
+    """Return the wire bytes of a packed field of floats or doubles with this tag."""
     return tag + varint(numbers.nbytes) + numbers.tobytes() if numbers.size else b""
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from poseidon.caffe.proto.blob import packed
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 
@@ -267,21 +268,10 @@ def _fill(tensor: TensorProto, part: Any) -> None:
         tensor.int32_data.extend((part.view(torch.int16).to(torch.int32) & 0xFFFF).tolist())
     elif kind in _FLOATING:
         # The bytes of the packed field: a list of a million numbers takes far longer.
-        data = part.numpy().tobytes()
-        tensor.MergeFromString(
-            bytes([_FLOATING[kind] << 3 | 2]) + _varint(len(data)) + data if data else b""
-        )
+        tensor.MergeFromString(packed(bytes([_FLOATING[kind] << 3 | 2]), part.numpy()))
     else:
         field = tensor.int64_data if kind == TensorProto.INT64 else tensor.int32_data
         field.extend((part.to(torch.uint8) if kind == TensorProto.BOOL else part).tolist())
-
-
-def _varint(number: int) -> bytes:
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
 
 
 def _merged(tensor: TensorProto, into: Any) -> Any:
