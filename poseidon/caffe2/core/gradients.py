@@ -65,10 +65,6 @@ class IR:
         self.gradient_generators: defaultdict[str, defaultdict[int, list[GradientSource]]] = (
             defaultdict(lambda: defaultdict(list))
         )
-        self.out_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(
-            list
-        )
-        self.in_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(list)
         for operator in operators:
             self.Play(operator)
         for operator, _, _ in self.ssa:
@@ -84,13 +80,11 @@ class IR:
         for name in op.input:
             in_versions[name] = self.frontier[name]
             self.input_usages[name][self.frontier[name]].append(len(self.ssa))
-            self.in_version_history[name].append((op, self.frontier[name]))
         out_versions = {}
         for name in op.output:
             if name in self.frontier:
                 self.frontier[name] += 1
             out_versions[name] = self.frontier[name]
-            self.out_version_history[name].append((op, self.frontier[name]))
         self.ssa.append(OpSSA(op, in_versions, out_versions))
 
     def GetBackwardPass(
