@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from poseidon.caffe2 import core
@@ -51,7 +52,7 @@ class ParameterInfo:
         self.blob = param
         self.key = key
         self.shape = shape
-        self.size = None if shape is None else _product(shape)
+        self.size = None if shape is None else math.prod(map(int, shape))
         self.length = max(1, length if length is not None else 1)
         self.grad = grad
         self.blob_copy = blob_copy
@@ -84,10 +85,3 @@ class ParameterInfo:
 
     def __str__(self) -> str:
         return self.name
-
-
-def _product(shape: Any) -> int:
-    size = 1
-    for extent in shape:
-        size *= int(extent)
-    return size
