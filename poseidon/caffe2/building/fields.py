@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,31 +12,24 @@ log = logging.getLogger("poseidon.caffe2.schema")
 
 FIELD_SEPARATOR = ":"
 
-FeatureSpec = namedtuple(
-    "FeatureSpec",
-    [
-        "feature_type",
-        "feature_names",
-        "feature_ids",
-        "feature_is_request_only",
-        "desired_hash_size",
-        "feature_to_index",
-    ],
-    defaults=[None, None, None, None, None, None],
-)
-"""What is known of the features in a column."""
+
+class FeatureSpec(NamedTuple):
+    """What is known of the features in a column."""
+
+    feature_type: Any = None
+    feature_names: Any = None
+    feature_ids: Any = None
+    feature_is_request_only: Any = None
+    desired_hash_size: Any = None
+    feature_to_index: Any = None
 
 
-class Metadata(
-    namedtuple(
-        "Metadata",
-        ["categorical_limit", "expected_value", "feature_specs"],
-        defaults=[None, None, None],
-    )
-):
+class Metadata(NamedTuple):
     """What is known of a column: the limit of its integers, the mean of its values, features."""
 
-    __slots__ = ()
+    categorical_limit: Any = None
+    expected_value: Any = None
+    feature_specs: Any = None
 
 
 def join_name(prefix: str, suffix: str) -> str:
