@@ -41,11 +41,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def check_models(models: Sequence[Path], flag: str) -> None:
-    """Check that models exist.
-
-    Raises:
-        SnapshotError: one does not.
-    """
+    """Raise SnapshotError if a model does not exist."""
     for path in models:
         if not path.is_file():
             folders = import_module("poseidon.caffe.data.prepare.download")

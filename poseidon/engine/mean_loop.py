@@ -114,11 +114,7 @@ TAKES_TURNS = (
 
 
 def check_one_batch(context: WorkerContext, what: str) -> None:
-    """Check that each worker computes for itself alone.
-
-    Raises:
-        UsageError: one computes for several virtual workers.
-    """
+    """Raise UsageError if a worker computes for several virtual workers."""
     if context.member.takes_turns:
         virtual = context.member.by_worker
         workers = counted(virtual.processes, "worker")
@@ -131,11 +127,7 @@ class MeanReducer(MeanLoop):
     """
 
     def check_asked_to_stop(self) -> None:
-        """Check whether training continues, before a forward pass.
-
-        Raises:
-            KeyboardInterrupt: the job was asked to stop.
-        """
+        """Raise KeyboardInterrupt, before a forward pass, if the job was asked to stop."""
         if self._observed is not None and self.is_asked_to_stop():
             raise StopRequested(f"the job was asked to stop after step {self._session.steps}")
 

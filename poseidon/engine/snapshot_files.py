@@ -152,11 +152,7 @@ def find_damage(state: Path, part: str = "") -> str | None:
 
 
 def check(state: Path, part: str = "") -> None:
-    """Raise SnapshotError if a file of a snapshot is damaged; see `find_damage`.
-
-    Raises:
-        SnapshotError: a file does not match its checksum. The text names it.
-    """
+    """Raise SnapshotError, which names the file, if one of a snapshot is damaged."""
     wrong = find_damage(state, part)
     if wrong is not None:
         raise SnapshotError(wrong)

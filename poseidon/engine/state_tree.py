@@ -165,11 +165,7 @@ class StateTree:
         return None if found is None else unpacked(found, source.name)
 
     def check(self, state: Mapping[str, Any], source: StateSource) -> None:
-        """Refuse a state that does not fit, before anything is written.
-
-        Raises:
-            SnapshotError: it is another job's.
-        """
+        """Raise SnapshotError for another job's state, before anything is written."""
         own = state.get("own")
         if (
             not isinstance(own, list)

@@ -511,11 +511,7 @@ def placement_notes(virtual: VirtualWorkers, *, measured: bool, local_steps: boo
 
 
 def check_folder(flag: str, folder: Path) -> None:
-    """Refuse a folder that cannot be written to.
-
-    Raises:
-        JobError: names the flag, the folder and the problem.
-    """
+    """Raise JobError for a folder that cannot be written to."""
     obstacle = obstacle_to(folder)
     if obstacle:
         raise JobError(f"--{flag}: cannot write to {folder}: {obstacle}")

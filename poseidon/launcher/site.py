@@ -451,11 +451,7 @@ def site_of(request: JobRequest) -> Site:
 
 
 def _check_local(hosts: Sequence[Host], hostfile: str | None) -> None:
-    """Refuse options that would have no effect: processes run as the launcher does.
-
-    Raises:
-        UsageError: names the option.
-    """
+    """Raise UsageError for options without effect: processes run as the launcher does."""
     for host in hosts:
         for option in ("python", "workdir"):
             if getattr(host, option) is not None:

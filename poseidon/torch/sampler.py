@@ -159,11 +159,7 @@ class SharedSampler(Sampler[int]):
         self.epoch += 1
 
     def check_loop(self, begun: int) -> None:
-        """Refuse to continue a loop after a later one has begun.
-
-        Raises:
-            UsageError: a later one has.
-        """
+        """Raise UsageError if a loop continues after a later one has begun."""
         if begun != self.begun:
             raise UsageError(
                 "a loop over a sampler or loader continues after a later loop over the same "

@@ -229,11 +229,7 @@ def _check_script(request: ScriptRequest, site: Site) -> None:
 
 
 def _check_syntax(script: Path, site: Site) -> None:
-    """Refuse a script that is not Python; hosts with another Python may know more of it.
-
-    Raises:
-        JobError: has the line and what was expected.
-    """
+    """Raise JobError for a script that is not Python; hosts with another Python may know more."""
     try:
         content = read_definition(script)
     except OSError as error:

@@ -96,11 +96,7 @@ class BatchWeights:
         return loss if factor == 1.0 else loss * factor
 
     def check_weighed(self) -> None:
-        """Check that the loss of a backward pass was weighed, where it must be.
-
-        Raises:
-            UsageError: it was not.
-        """
+        """Raise UsageError if the loss of a backward pass was not weighed, where it must be."""
         if self._must_weigh:
             raise UsageError(
                 "the workers' batches of this step have different numbers of records, so their "

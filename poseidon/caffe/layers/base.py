@@ -47,11 +47,7 @@ class LayerError(PoseidonError):
 
 
 def check_positive(param: Message, *names: str) -> None:
-    """Check that fields of a layer's block are 1 or more.
-
-    Raises:
-        LayerError: one is not set, or less.
-    """
+    """Raise LayerError unless fields of a layer's block are set and 1 or more."""
     for name in names:
         if (value := getattr(param, name)) < 1:
             stated = f"{name} is {value}" if param.HasField(name) else f"missing {name}"

@@ -76,11 +76,7 @@ class LossCheck:
             self.check()
 
     def check(self) -> None:
-        """Check all losses so far.
-
-        Raises:
-            JobError: one is not finite.
-        """
+        """Raise JobError if a loss so far is not finite."""
         self._checked_s = time.monotonic()
         unchecked, self._unchecked = self._unchecked, []
         values = torch.stack([loss for _, loss in unchecked]).tolist() if unchecked else []

@@ -149,11 +149,7 @@ def check_one_each(
 
 
 def check_own_memory(call: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse tensors to write to whose elements share memory, as `expand` gives them.
-
-    Raises:
-        RefusedCall: one is so.
-    """
+    """Raise RefusedCall for tensors to write to whose elements share memory, as `expand` gives them."""
     for tensor in tensors:
         if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
             raise RefusedCall(
