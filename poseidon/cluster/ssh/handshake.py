@@ -208,7 +208,9 @@ def _dial(
     except paramiko.ChannelException as error:
         why = error.text
         if error.code == PROHIBITED:
-            why = "the sshd of its jump host forwards no connections (AllowTcpForwarding, PermitOpen)"
+            why = (
+                "the sshd of its jump host forwards no connections (AllowTcpForwarding, PermitOpen)"
+            )
         raise JobError(f"{endpoint.label}: cannot be reached: {why}") from error
     except (OSError, paramiko.SSHException, EOFError) as error:
         why = (
