@@ -9,7 +9,7 @@ have the parts of all virtual workers in order (`parts`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
 import msgpack
@@ -92,6 +92,43 @@ def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
         [np.frombuffer(payload, dtype="<f8") for payload in payloads]
     )
     return np.asarray(numbers.sum(axis=0))
+
+
+class StatisticsOfTurns:
+    """The statistics that a net changes in passes beside training, such as those of a test.
+
+    Each virtual worker begins its passes with the same values. Afterwards all workers have the mean
+    over the virtual workers, on any number of processes.
+
+    Args:
+        net: of one of the virtual workers of this process, which share the tensors.
+    """
+
+    def __init__(self, net: Net) -> None:
+        self._tensors = [i.parameter.detach().view(-1) for i in net.parameters_info if i.statistics]
+        self._first = [tensor.clone() for tensor in self._tensors]
+        self._last: list[bytes] = []
+
+    def restore(self) -> None:
+        """Set the first values."""
+        for tensor, value in zip(self._tensors, self._first, strict=True):
+            tensor.copy_(value)
+
+    def end_turn(self) -> None:
+        """Let the next virtual worker begin."""
+        self._last.append(pack(0.0, {str(n): tensor for n, tensor in enumerate(self._tensors)}))
+        self.restore()
+
+    def take_mean(self, gather: Callable[[bytes], Sequence[bytes]]) -> None:
+        """Set the mean over all virtual workers. All workers call it together."""
+        if not self._tensors:
+            return
+        of_each = parts(gather(join(self._last)))
+        means = torch.from_numpy(total(of_each)[1:] / len(of_each))
+        for tensor, mean in zip(
+            self._tensors, means.split([t.numel() for t in self._tensors]), strict=True
+        ):
+            tensor.copy_(mean)
 
 
 def as_outputs(

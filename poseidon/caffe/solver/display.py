@@ -16,7 +16,6 @@ from functools import partial
 from math import prod
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from poseidon.base.text_files import aligned
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.solver.averages import (
     SmoothedLoss,
+    StatisticsOfTurns,
     as_outputs,
     join,
     output_sizes,
@@ -127,28 +127,20 @@ class Display:
             smoothed: the losses of each.
         """
         replica = self._replica
-        statistics = [t.tensor.detach().view(-1) for t in replica.trained if t.statistics]
-        before = [tensor.clone() for tensor in statistics]
+        statistics = StatisticsOfTurns(replica.train)
         found = []
         for nets in replica.nets:
-            for tensor, value in zip(statistics, before, strict=True):
-                tensor.copy_(value)
             replica.seed_process("last", nets.number)
             outputs = nets.train()
             nets.train.drop_graph()
             checks[nets.number].add(iteration, nets.train.loss)
             checks[nets.number].check()
             smoothed[nets.number].add(nets.train.loss)
-            others = {f"statistics {n}": tensor for n, tensor in enumerate(statistics)}
-            found.append(pack(smoothed[nets.number].value, {**outputs, **others}))
+            found.append(pack(smoothed[nets.number].value, outputs))
+            statistics.end_turn()
         payloads = self._control.all_gather(join(found))
-        means = total(parts(payloads)) / replica.virtual_workers.count
-        sizes = [tensor.numel() for tensor in statistics]
-        shown, of_statistics = np.split(means, [len(means) - sum(sizes)])
-        for tensor, mean in zip(
-            statistics, torch.from_numpy(of_statistics).split(sizes), strict=True
-        ):
-            tensor.copy_(mean)
+        shown = total(parts(payloads)) / replica.virtual_workers.count
+        statistics.take_mean(self._control.all_gather)
         record = self._record(iteration, self.elapsed_s, output_sizes(replica.train), shown)
         self.log.write(*last(record))
         for sink in self._sinks:

@@ -3,6 +3,9 @@
 Law: batch n of all test batches belongs to virtual worker n mod V, so V of them score exactly the
 batches that one would, each once. The next pass continues where this one ended, as in Caffe.
 
+Where the net changes statistics (a BatchNorm with use_global_stats: false), each virtual worker
+begins a pass with the same values, and all end it with the mean over the virtual workers.
+
 When rank 0 is asked to stop, all workers interrupt the pass within a batch. It then counts as not
 begun.
 """
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.solver.averages import (
+    StatisticsOfTurns,
     accumulate,
     as_outputs,
     join,
@@ -184,22 +188,29 @@ class Tester:
         begin = passes * self._iterations
         numbers = range(begin, begin + self._iterations)
         nets = self._nets
-        mine = [number for number in numbers if number % self._workers in nets]
+        count = sum(number % self._workers in nets for number in numbers)
         scores = {number: _Scores() for number in nets}
-        tally = DetectionTally()
+        tally, statistics = DetectionTally(), StatisticsOfTurns(self._net)
         for net in nets.values():
             discard_results(net)
         interruption = _Interruption(self._exchange, self._replica.rank, self._stop_wanted)
+        done = 0
         with torch.no_grad():
-            for done, number in enumerate(mine):
-                self._on_batch(done, len(mine))
-                if interruption.stopped():
-                    return None
-                owner = number % self._workers
-                self._replica.seed_process("test", self._index, number)
-                self._score(nets[owner], scores[owner], tally, number - begin)
+            for owner, net in nets.items():
+                for number in numbers:
+                    if number % self._workers != owner:
+                        continue
+                    self._on_batch(done, count)
+                    if interruption.stopped():
+                        statistics.restore()
+                        return None
+                    self._replica.seed_process("test", self._index, number)
+                    self._score(net, scores[owner], tally, number - begin)
+                    done += 1
+                statistics.end_turn()
         if interruption.over():
             return None
+        statistics.take_mean(self._exchange.control.all_gather)
         save_results(
             list(nets.values()),
             self._exchange.control.all_gather,

@@ -78,3 +78,24 @@ def test_a_run_that_was_stopped_in_a_test_goes_on_bit_for_bit(tmp_path: Path) ->
     assert [r.outputs for r in resumed.sink.tests] == [
         r.outputs for r in whole.sink.tests if r.iteration >= 4
     ]
+
+
+def test_what_a_test_does_to_statistics_does_not_depend_on_processes(tmp_path: Path) -> None:
+    """The test net has a BatchNorm with use_global_stats: false, too."""
+    torch.set_num_threads(1)
+    make_data(tmp_path)
+    extra = "max_iter: 5\ntest_iter: 5\ntest_interval: 2\nsnapshot: 5"
+    solver = write_definitions(tmp_path, batch=5, norm=True, extra=extra)
+    net = tmp_path / "net.prototxt"
+    always = net.read_text().replace("_fraction: 0.9", "_fraction: 0.9 use_global_stats: false")
+    net.write_text(always)
+
+    def end(workers: int, kind: ExchangeKind, *bounds: int) -> tuple[bytes, list[object]]:
+        ended = run(solver, Job(workers=workers, kind=kind, bounds=bounds))
+        model = (tmp_path / "snap_iter_5.caffemodel").read_bytes()
+        return model, [(test.iteration, test.outputs) for test in ended.sink.tests]
+
+    one = end(1, ExchangeKind.LOCAL, 0, 3)
+    assert end(2, ExchangeKind.ALLREDUCE, 0, 2, 3) == one
+    assert end(3, ExchangeKind.ALLREDUCE, 0, 1, 2, 3) == one
+    assert len(one[1]) == 4
