@@ -115,7 +115,8 @@ class Broadcast:
             return b.reshape((1,) * a.dim())
         axis = self.order.index(self.axis_str) if self.axis_str else self.axis
         fitted = b.reshape(b.shape + (1,) * (a.dim() - axis - b.dim())) if axis >= 0 else b
-        if fitted.dim() > a.dim() or a.numel() == 1:
+        pairs = zip(reversed(fitted.shape), reversed(a.shape), strict=False)
+        if fitted.dim() > a.dim() or any(size not in (1, whole) for size, whole in pairs):
             raise ValueError(
                 f"the shape {list(b.shape)} of the second operand is not a part of the first's"
                 f" {list(a.shape)}, as broadcast=1 needs"

@@ -123,7 +123,7 @@ def test_one_value_that_is_broadcast_adds_no_axes(shape: tuple[int, ...]) -> Non
     assert_run("Div", [a, np.full((1, 1), 2, "f4")], np.full(shape, 3, "f4"), broadcast=1)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1), (2, 2)])
 def test_the_first_operand_is_not_broadcast(shape: tuple[int, ...]) -> None:
     with pytest.raises(RuntimeError, match=r"shape \[1, 3\] of the second operand is not a part"):
         run("Add", [np.ones(shape, "f4"), np.ones((1, 3), "f4")], broadcast=1)
