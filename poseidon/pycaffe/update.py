@@ -177,15 +177,14 @@ class Updater:
 
     def set_histories(self, histories: Sequence[Sequence[Array]]) -> None:
         """Restore histories that `histories` returned."""
-        for entry, arrays in zip(self._learned, histories, strict=True):
-            for tensor, array in zip(entry.history, arrays, strict=True):
-                tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(-1))
-        self._frozen.restore(
-            {
-                entry.info.name: [torch.tensor(array) for array in arrays]
-                for entry, arrays in zip(self._learned, histories, strict=True)
-            }
-        )
+        loaded = {
+            entry.info.name: [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+            for entry, arrays in zip(self._learned, histories, strict=True)
+        }
+        for entry in self._learned:
+            for tensor, value in zip(entry.history, loaded[entry.info.name], strict=True):
+                tensor.copy_(value.reshape(-1))
+        self._frozen.restore(loaded)
 
 
 def _learned(info: ParamInfo, blob: Blob, settings: SolverSettings) -> Learned:

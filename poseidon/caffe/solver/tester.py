@@ -188,7 +188,7 @@ class Tester:
         begin = passes * self._iterations
         numbers = range(begin, begin + self._iterations)
         nets = self._nets
-        count = sum(number % self._workers in nets for number in numbers)
+        count = sum(own_batches(n, self._workers, begin, self._iterations) for n in nets)
         scores = {number: _Scores() for number in nets}
         tally, statistics = DetectionTally(), StatisticsOfTurns(self._net)
         for net in nets.values():
@@ -197,9 +197,7 @@ class Tester:
         done = 0
         with torch.no_grad():
             for owner, net in nets.items():
-                for number in numbers:
-                    if number % self._workers != owner:
-                        continue
+                for number in numbers[(owner - begin) % self._workers :: self._workers]:
                     self._on_batch(done, count)
                     if interruption.stopped():
                         statistics.restore()
