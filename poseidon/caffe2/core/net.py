@@ -27,6 +27,7 @@ from poseidon.caffe2.core.gradients import GradientRegistry
 from poseidon.caffe2.core.net_blobs import NetBlobs
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
+from poseidon.caffe2.utils import MakeArgument
 
 _FILLERS = {
     "int32": "GivenTensorIntFill",
@@ -103,6 +104,8 @@ class Net(NetCopies, NetBlobs):
                 )
             name = self._net.name
         else:
+            if not isinstance(name_or_proto, str | None):
+                raise TypeError(f"core.Net: expected a name or a NetDef, found {name_or_proto!r}")
             self._net = caffe2_pb2.NetDef()
             name = name_or_proto or ("" if Net.current_prefix() else "untitled")
         self._net.name = Net._get_next_net_name(name)
@@ -234,6 +237,15 @@ class Net(NetCopies, NetBlobs):
 
     def AddOperators(self, operators: Iterable[caffe2_pb2.OperatorDef]) -> None:
         self._ExtendOps(operators)
+
+    extend_ops = AddOperators
+
+    def insert_op_at_idx(self, op: caffe2_pb2.OperatorDef, op_idx: int) -> None:
+        assert op_idx >= 0
+        self.Proto().op.insert(op_idx, op)
+
+    def AddArgument(self, arg_name: str, arg_value: Any) -> None:
+        self._net.arg.append(MakeArgument(arg_name, arg_value))
 
     def AddGradientOperators(self, ys: Any, skip: int = 0) -> dict[Any, Any]:
         """Append the gradient operators of the net.

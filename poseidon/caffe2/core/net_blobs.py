@@ -43,6 +43,10 @@ class NetBlobs:
         self._refresh()
         return str(blob) in self._op_outputs or str(blob) in self._external_input_map
 
+    def is_external_input(self, blob: Any) -> bool:
+        self._refresh()
+        return str(blob) in self._external_input_map
+
     def UsesBlob(self, blob: Any) -> bool:
         """Return whether an operator reads a blob, or it is an external input."""
         name = str(blob)

@@ -35,8 +35,25 @@ def test_external_inputs_are_what_nobody_made() -> None:
         net.AddExternalInput("b")
     with pytest.raises(ValueError, match="named c"):
         net.AddExternalInput("c", "c")
+    assert [net.is_external_input(blob) for blob in (h, "b")] == [False, True]
     net.AddExternalOutput(h)
     assert net.external_outputs == ["h"]
+
+
+def test_operators_and_arguments_are_added_to_a_net() -> None:
+    net = core.Net("edited")
+    net.Relu("x", "y")
+    net.extend_ops([core.CreateOperator("Exp", ["y"], ["z"])])
+    net.insert_op_at_idx(core.CreateOperator("Abs", ["x"], ["x"]), 0)
+    assert [op.type for op in net.Proto().op] == ["Abs", "Relu", "Exp"]
+    assert net.BlobIsDefined("z")
+    net.AddArgument("enable_tracing", 1)
+    assert [(arg.name, arg.i) for arg in net.Proto().arg] == [("enable_tracing", 1)]
+
+
+def test_a_name_that_is_no_string() -> None:
+    with pytest.raises(TypeError, match=r"expected a name or a NetDef, found 3"):
+        core.Net(3)
 
 
 def test_a_record_gives_its_fields_as_external_inputs() -> None:
