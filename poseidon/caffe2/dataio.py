@@ -250,10 +250,10 @@ class CounterReader(Reader):
         self.counter: Any = None
         self.should_stop: Any = None
 
-    def setup_ex(self, init_net: Any, finish_net: Any) -> None:
+    def setup_ex(self, global_init_net: Any, global_finish_net: Any) -> None:
         if self.counter is None:
-            self.counter = init_net.CreateCounter([], init_count=0)
-            self.should_stop = init_net.ConstantFill(
+            self.counter = global_init_net.CreateCounter([], init_count=0)
+            self.should_stop = global_init_net.ConstantFill(
                 [], shape=[], dtype=core.DataType.BOOL, value=False
             )
 
@@ -272,12 +272,12 @@ class ReaderWithLimitBase(Reader):
         self._data_finished = self.net.AddExternalInput(self.net.NextName("data_finished"))
         self.should_stop: Any = None
 
-    def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        init_net.ConstantFill(
+    def setup_ex(self, global_init_net: Any, global_finish_net: Any) -> None:
+        global_init_net.ConstantFill(
             [], [self._data_finished], shape=[], value=False, dtype=core.DataType.BOOL
         )
-        self.reader.setup_ex(init_net, finish_net)
-        self.setup_limiter(init_net, finish_net)
+        self.reader.setup_ex(global_init_net, global_finish_net)
+        self.setup_limiter(global_init_net, global_finish_net)
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
         """See `Reader`: the limit is looked at first, then the other reader reads."""
@@ -366,8 +366,8 @@ class ReaderWithDelay(Reader):
         self.reader = reader
         self.delay = delay
 
-    def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        self.reader.setup_ex(init_net, finish_net)
+    def setup_ex(self, global_init_net: Any, global_finish_net: Any) -> None:
+        self.reader.setup_ex(global_init_net, global_finish_net)
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
         net = core.Net("reader_body")

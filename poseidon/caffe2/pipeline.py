@@ -235,8 +235,8 @@ class ProcessingReader(Reader):
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
         self.reader.setup_ex(init_net, finish_net)
 
-    def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
-        nets, status, record = self.reader.read_record_ex(local_init_net, local_finish_net)
+    def read_ex(self, init_net: Any, exit_net: Any) -> tuple[list[Any], Any, Any]:
+        nets, status, record = self.reader.read_record_ex(init_net, exit_net)
         with NetBuilder(_stop_blob=status):
             result = normalize_processor_output(self.processor(record))
         nets = [*nets, *result.nets]
@@ -245,7 +245,7 @@ class ProcessingReader(Reader):
             stop_net.Or([status, result.should_stop], [status])
             nets.append(stop_net)
         if hasattr(self.processor, "setup"):
-            local_init_net.add_attribute(TaskGroup.LOCAL_SETUP, self.processor)
+            init_net.add_attribute(TaskGroup.LOCAL_SETUP, self.processor)
         self._set_schema(result.record)
         return nets, status, result.record.field_blobs() if result.record else None
 
