@@ -46,6 +46,7 @@ _DIMENSIONS = re.compile(
 _TYPES = "the type of an input is not one that the operator takes"
 _REASONS = {
     "": r"allocat|CUDA error",
+    "an axis to reduce has the size 0": r"non-zero size|reduction dim",
     "an index lies outside of the input that it is for": r"out of (bounds|range)|larger than self",
     _TYPES: r"dtype|scalar type|bool tensor|not implemented for"
     r"|not supported for|only integer|must be (\w+, )*\w+ or|same type|floating "

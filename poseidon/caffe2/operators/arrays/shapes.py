@@ -52,12 +52,14 @@ def reshape(
     Raises:
         ValueError: no shape is given, or x cannot have it.
     """
+    kind = torch.int64
     if shape_tensor is not None:
         shape = shape_tensor.tolist()
+        kind = shape_tensor.dtype
     if shape is None:
         raise ValueError("Reshape needs a second input or the argument shape")
     device = x.device if isinstance(x, Tensor) and x.device.type == "meta" else None
-    old = torch.tensor(list(x.shape), dtype=torch.int64, device=device)
+    old = torch.tensor(list(x.shape), dtype=kind, device=device)
     made = x.reshape(new_shape(x.shape, shape))
     definition = context.definition
     if (

@@ -178,8 +178,16 @@ class ConvTransposeGradient(_FilterGradients):
         return self.gradients(fit.pad(dy), x, w, fit, [0] * len(fit.before), fit.output)
 
 
+class _Columns(Windowed):
+    """An operator over windows whose padding is the same on all sides: it knows only `pad`."""
+
+    def __init__(self, *, context: Context) -> None:
+        super().__init__(context=context)
+        self.windows.pads = ()
+
+
 @operator("Im2Col", gradient="Col2Im(GO0, I0) -> GI0", expected="N C H W")
-class Im2Col(Windowed):
+class Im2Col(_Columns):
     """Windows of images as columns: N x (C kh kw) x oh x ow; in NHWC N x oh x ow x (kh kw C)."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -194,7 +202,7 @@ class Im2Col(Windowed):
 
 
 @operator("Col2Im", gradient="Im2Col(GO0) -> GI0", expected="N _ _ _, N _ _ _")
-class Col2Im(Windowed):
+class Col2Im(_Columns):
     """Images of the shape of the second input: the sum of the columns where their windows lie."""
 
     def __call__(self, columns: Tensor, like: Tensor) -> Tensor:

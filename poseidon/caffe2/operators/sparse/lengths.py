@@ -72,8 +72,10 @@ def segment_ids_to_lengths(ids: Tensor, like: Any = None) -> Tensor:
 
 @operator("SegmentIdsToRanges", expected="N, M *")
 def segment_ids_to_ranges(ids: Tensor, like: Any = None) -> Tensor:
-    """Return (start, length) of each id, int32."""
-    return _ranges(_segment_lengths(ids, like))
+    """Return (start, length) of each id, int32; both are 0 behind the last id."""
+    ranges = _ranges(_segment_lengths(ids, like))
+    ranges[int(ids[-1]) + 1 if len(ids) else 0 :] = 0
+    return ranges
 
 
 @operator("PackSegments", gradient="UnpackSegments(I0, GO0) -> GI1", expected="M, N *")

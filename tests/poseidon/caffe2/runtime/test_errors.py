@@ -37,6 +37,7 @@ X, Y, IDS, TEXTS = torch.ones(2, 3), torch.ones(4, 5), torch.tensor([7]), np.arr
         (lambda x: x - x, (X.bool(),), TYPES),
         (lambda x, ids: x[ids], (X, IDS), INDEX),
         (lambda x, ids: x.index_select(0, ids), (X, IDS), INDEX),
+        (lambda x: x[:0].amax(0), (X,), "an axis to reduce has the size 0"),
         (lambda x: x.sum(5), (X,), "an input has too few dimensions"),
         (lambda x: x.shape[5], (X,), "an input has too few dimensions"),
         (lambda x: torch.zeros(2).repeat_interleave(x), (-IDS,), "an input has a negative value "

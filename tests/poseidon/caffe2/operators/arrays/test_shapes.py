@@ -37,8 +37,10 @@ def test_a_tensor_without_values_is_reshaped_and_so_is_its_gradient(
     workspace.RunNetOnce(net)
     assert workspace.FetchBlob("y").shape == tuple(shapes["y"]) == expected
     assert workspace.FetchBlob(gradients["x"]).shape == old
-    given = run("Reshape", [np.zeros(old, "f4"), np.array(shape, INT64)], 2)
-    assert given[0].shape == expected
+    for kind in (INT64, np.int32):
+        given = run("Reshape", [np.zeros(old, "f4"), np.array(shape, kind)], 2)
+        assert given[0].shape == expected
+        assert given[1].dtype == kind
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (-1, -1), (0, 0, 5)])

@@ -48,6 +48,8 @@ def test_columns(order: str) -> None:
     (wanted,) = run("Conv", [x, weights], kernel=3, pad=1, stride=2, order=order)
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
     assert_gradients("Im2Col", [x[:1]], [0], kernel=3, pad=1, stride=2, order=order)
+    (ignored,) = run("Im2Col", [x], kernel=3, pad=1, stride=2, order=order, pads=[2, 1, 0, 1])
+    np.testing.assert_array_equal(ignored, columns)
 
 
 @pytest.mark.parametrize(

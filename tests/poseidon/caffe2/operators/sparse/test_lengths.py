@@ -23,6 +23,7 @@ X = numbers(5, 2)
         ("LengthsToWeights", [np.array([2, 1], np.int32)], {"power": 1.0}, [0.5, 0.5, 1]),
         ("SegmentIdsToLengths", [IDS, np.zeros(4, "f4")], {}, [2, 0, 3, 0]),
         ("SegmentIdsToRanges", [IDS], {}, [[0, 2], [2, 0], [2, 3]]),
+        ("SegmentIdsToRanges", [IDS, np.zeros(4)], {}, [[0, 2], [2, 0], [2, 3], [0, 0]]),
     ],
 )
 def test_values(kind: str, inputs: list[Array], arguments: dict[str, Any], expected: Any) -> None:
