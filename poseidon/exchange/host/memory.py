@@ -29,6 +29,7 @@ import msgpack
 import torch
 from torch import Tensor
 
+from poseidon.errors import limit_reached
 from poseidon.exchange.device import DONE, Event, device_of
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.pieces import FlatPiece, HostPieces
@@ -180,9 +181,12 @@ def _of_file(floats: int, file: int) -> Tensor:
         mapped = mmap.mmap(file, length)
     except (OSError, ValueError) as error:
         raise TransportError(
-            f"the workers of this machine cannot share {length / 2**20:.0f} MiB of memory: "
-            f"{getattr(error, 'strerror', None) or error}; free as much memory, or put fewer "
-            "workers on this machine"
+            f"the workers of this machine cannot share {max(1, length >> 20)} MiB of memory: "
+            + (
+                limit_reached(error)
+                or f"{getattr(error, 'strerror', None) or error}; free as much memory, or put "
+                "fewer workers on this machine"
+            )
         ) from error
     return torch.frombuffer(mapped, dtype=torch.float32, count=floats) if floats else torch.empty(0)
 

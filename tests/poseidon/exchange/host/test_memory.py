@@ -4,8 +4,10 @@ they are killed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -94,13 +96,23 @@ def test_a_host_without_tensors_has_memory_too() -> None:
     memory([], 0, new_file()).close()
 
 
-def test_memory_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "size", "says"),
+    [
+        (errno.ENOSPC, 2**20, "cannot share 4 MiB of memory: No space left"),
+        (errno.EFBIG, 1, r"cannot share 1 MiB of memory: .* at most 77 bytes \(ulimit -f\)"),
+    ],
+)
+def test_memory_that_cannot_be_had_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, number: int, size: int, says: str
+) -> None:
     def truncate(file: int, length: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "ftruncate", truncate)
-    large = FlatPiece(index=2, start=0, stop=2**20, is_whole=True, plane=0)
-    with pytest.raises(TransportError, match="cannot share 4 MiB of memory: No space left"):
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_FSIZE: (77, 77)}.__getitem__)
+    large = FlatPiece(index=2, start=0, stop=size, is_whole=True, plane=0)
+    with pytest.raises(TransportError, match=says):
         memory([large], 0, new_file())
 
 
