@@ -14,6 +14,7 @@ from torch import Tensor
 
 from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.factor_rounds import Pair
+from ps_server import RemoteProtocolError
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 from ps_server.transport.base import Buffer
 
@@ -55,7 +56,8 @@ class Contributions:
         whether it is the last of all.
         """
         left = self._left.get((index, release))
-        assert left and left[worker], f"worker {worker} contributes too often"
+        if not (left and left[worker]):
+            raise RemoteProtocolError(f"worker {worker} contributes too often")
         left[worker] -= 1
         if any(left):
             return False
