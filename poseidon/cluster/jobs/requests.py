@@ -3,7 +3,7 @@
 `<job>.request` is one JSON object, `{"do": "leave", "host": "node3"}`; the launcher takes it away
 and writes `<job>.answer`, `{"done": true, "text": "one sentence"}`. The folder is its user's only.
 
-Law: both files are whole at every moment (`replace_durably`). One request is open at a time.
+Law: both files are whole at every moment (`write_whole`). One request is open at a time.
 """
 
 from __future__ import annotations
@@ -102,4 +102,4 @@ def _read(path: Path) -> Mapping[str, object] | None:
 
 
 def _write(path: Path, fields: Mapping[str, object]) -> None:
-    write_whole(path, json.dumps(fields).encode())
+    write_whole(path, json.dumps(fields).encode(), durably=False)  # the job may end

@@ -8,6 +8,7 @@ import pytest
 
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.errors import JobError
+from tests.support.flushes import watch_flushes
 
 LEAVE = HostRequest(do="leave", host="node3")
 
@@ -31,6 +32,12 @@ def test_a_request_is_taken_and_answered(tmp_path: Path, done: bool) -> None:
             asking.ask(LEAVE, runs=serve, limit_s=30.0)
     assert taken[0] == LEAVE
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_flushes(monkeypatch)
+    RequestFiles(tmp_path, "j").answer("a sentence", done=True)  # on a thread of a job that ends
+    assert seen == []
 
 
 @pytest.mark.parametrize(("runs", "how"), [(False, "has ended"), (True, "has not answered")])
