@@ -177,7 +177,7 @@ def _read_sums(state: Path) -> dict[str, str] | None:
 def _lines(state: Path) -> list[str] | None:
     try:
         with open_regular(sums_path(state)) as file:
-            content = file.read().decode(errors="surrogateescape")
+            content = file.read(_BLOCK_BYTES).decode(errors="surrogateescape")
     except OSError:
         return None
     return content.removesuffix("\n").split("\n")  # a name may hold \r, \v or U+2028

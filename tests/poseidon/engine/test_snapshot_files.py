@@ -116,6 +116,11 @@ def test_a_pipe_in_place_of_checksums_is_damage(state: Path) -> None:
     assert "is damaged" in (find_damage(state) or "")
 
 
+def test_checksums_of_any_size_are_damage(state: Path) -> None:
+    os.truncate(sums_path(state), 1 << 43)  # a hole
+    assert "is damaged" in (find_damage(state) or "")
+
+
 def test_a_snapshot_without_sums_is_taken_as_it_is(state: Path) -> None:
     sums_path(state).unlink()
     state.write_bytes(b"of Caffe")

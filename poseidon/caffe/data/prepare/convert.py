@@ -167,21 +167,22 @@ def read_mnist(images: Path, labels: Path) -> Labelled:
 
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    start = 4 * (1 + dimensions)
     try:
         with open_regular(path) as file:
-            content = file.read()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
+            zipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            stream = gzip.GzipFile(fileobj=file) if zipped else file
+            header = stream.read(start)
+            if len(header) < start or struct.unpack(">I", header[:4])[0] != IDX_MAGIC[dimensions]:
+                raise DataError(f"{path} is not an idx file of {dimensions} dimensions of bytes")
+            shape = struct.unpack(f">{dimensions}I", header[4:])
+            content = stream.read(math.prod(shape) + 1)  # and no more, whatever its size
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    start = 4 * (1 + dimensions)
-    if len(content) < start or struct.unpack(">I", content[:4])[0] != IDX_MAGIC[dimensions]:
-        raise DataError(f"{path} is not an idx file of {dimensions} dimensions of bytes")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise DataError(
-            f"{path} has shape {shape} in its header, but {len(content) - start} bytes of data"
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    if len(content) != math.prod(shape):
+        held = len(content) if len(content) < math.prod(shape) else "more"
+        raise DataError(f"{path} has shape {shape} in its header, but {held} bytes of data")
+    return np.frombuffer(content, np.uint8).reshape(shape)

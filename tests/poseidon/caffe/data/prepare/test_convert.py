@@ -93,6 +93,7 @@ def test_no_pairs_of_nothing() -> None:
         (b"", "not an idx file of 3 dimensions"),
         (idx(LABELS), "not an idx file of 3 dimensions"),
         (idx(PICTURES)[:-1], r"has shape \(6, 5, 4\) in its header, but 119 bytes"),
+        (gzip.compress(idx(PICTURES) + bytes(1 << 20)), "in its header, but more bytes"),
         (idx(PICTURES[:5]), "has 5 images, but .* has 6 labels"),
         (gzip.compress(idx(PICTURES))[:-20], "cannot be read"),
     ],
