@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.errors import UsageError
-from poseidon.pycaffe.io import Transformer, load_image, oversample, resize_image
+from poseidon.pycaffe.io import Transformer, WrongShape, load_image, oversample, resize_image
 from poseidon.pycaffe.net import Net
 
 Array = NDArray[Any]
@@ -84,7 +84,12 @@ class Classifier(Net):
         Args:
             inputs: the images, of any size.
             oversample: average over ten crops; if False, use the center crop.
+
+        Raises:
+            ValueError: there is no image, or one that is not an array (H, W, K).
         """
+        if not len(inputs) or any(np.ndim(image) != 3 for image in inputs):
+            raise WrongShape("expected a list of images (H, W, K), as load_image returns them")
         resized = np.stack([resize_image(image, self.image_dims.tolist()) for image in inputs])
         crops = self._ten_crops(resized) if oversample else self._center_crops(resized)
         name = self.inputs[0]
@@ -142,7 +147,7 @@ class Detector(Net):
             mean += self.transformer.mean[name]
         if name in self.transformer.channel_swap:
             mean = mean[np.argsort(self.transformer.channel_swap[name])]
-        self.crop_mean = mean.transpose(1, 2, 0) / self.transformer.raw_scale.get(name, 1.0)
+        self.crop_mean = mean.transpose(1, 2, 0) / (self.transformer.raw_scale.get(name) or 1.0)
 
     def detect_windows(
         self, images_windows: Iterable[tuple[str, Iterable[Window]]]

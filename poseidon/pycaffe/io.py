@@ -141,9 +141,9 @@ class Transformer:
         self.inputs = {name: tuple(shape) for name, shape in inputs.items()}
         self.transpose: dict[str, tuple[int, ...]] = {}
         self.channel_swap: dict[str, tuple[int, ...]] = {}
-        self.raw_scale: dict[str, float] = {}
+        self.raw_scale: dict[str, float | None] = {}
         self.mean: dict[str, Array] = {}
-        self.input_scale: dict[str, float] = {}
+        self.input_scale: dict[str, float | None] = {}
 
     def preprocess(self, in_: str, data: Array) -> Image:
         """Convert an image to an input: resize, transpose, swap channels, raw_scale, subtract
@@ -159,24 +159,24 @@ class Transformer:
             result = result.transpose(self.transpose[in_])
         if in_ in self.channel_swap:
             result = result[list(self.channel_swap[in_])]
-        if in_ in self.raw_scale:
-            result *= self.raw_scale[in_]
+        if (scale := self.raw_scale.get(in_)) is not None:
+            result *= scale
         if in_ in self.mean:
             result -= self.mean[in_]
-        if in_ in self.input_scale:
-            result *= self.input_scale[in_]
+        if (scale := self.input_scale.get(in_)) is not None:
+            result *= scale
         return result
 
     def deprocess(self, in_: str, data: Array) -> Array:
         """Convert an input back to an image, the inverse of `preprocess` except for the size."""
         self._check(in_)
         result = np.array(data, copy=True).squeeze()
-        if in_ in self.input_scale:
-            result /= self.input_scale[in_]
+        if (scale := self.input_scale.get(in_)) is not None:
+            result /= scale
         if in_ in self.mean:
             result += self.mean[in_]
-        if in_ in self.raw_scale:
-            result /= self.raw_scale[in_]
+        if (scale := self.raw_scale.get(in_)) is not None:
+            result /= scale
         if in_ in self.channel_swap:
             result = result[np.argsort(self.channel_swap[in_])]
         if in_ in self.transpose:
@@ -199,8 +199,8 @@ class Transformer:
             )
         self.channel_swap[in_] = tuple(order)
 
-    def set_raw_scale(self, in_: str, scale: float) -> None:
-        """Set the factor that is applied before the mean is subtracted: 255 for most nets."""
+    def set_raw_scale(self, in_: str, scale: float | None) -> None:
+        """Set the factor that is applied before the mean is subtracted: 255 for most nets; None: 1."""
         self._check(in_)
         self.raw_scale[in_] = scale
 
@@ -225,8 +225,8 @@ class Transformer:
             image = resize_image(image.transpose(1, 2, 0), wanted[1:]).transpose(2, 0, 1)
         self.mean[in_] = image
 
-    def set_input_scale(self, in_: str, scale: float) -> None:
-        """Set the factor that is applied after the mean is subtracted."""
+    def set_input_scale(self, in_: str, scale: float | None) -> None:
+        """Set the factor that is applied after the mean is subtracted; None: 1."""
         self._check(in_)
         self.input_scale[in_] = scale
 

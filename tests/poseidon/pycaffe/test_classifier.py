@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -54,6 +55,12 @@ def test_predict_by_the_centre(files: tuple[str, str], picture: str) -> None:
     small = caffe.Classifier(*files)
     assert small.image_dims.tolist() == [8, 8]
     assert small.predict([caffe.io.load_image(picture)], oversample=False).shape == (1, 3, 1, 1)
+
+
+@pytest.mark.parametrize("images", [[], ["cat.jpg"], [np.zeros((8, 8))]])
+def test_what_is_not_a_list_of_images_is_named(files: tuple[str, str], images: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"expected a list of images \(H, W, K\)"):
+        caffe.Classifier(*files).predict(images)
 
 
 def test_detect_windows(files: tuple[str, str], picture: str) -> None:

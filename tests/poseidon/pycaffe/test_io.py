@@ -121,6 +121,15 @@ def test_deprocess_is_the_way_back(transformer: io.Transformer) -> None:
     )
 
 
+def test_a_scale_of_none_is_no_scale(transformer: io.Transformer) -> None:
+    transformer.set_raw_scale("data", None)
+    transformer.set_input_scale("data", None)
+    image = gradient(4, 5)
+    found = transformer.preprocess("data", image)
+    np.testing.assert_allclose(found[0], image[:, :, 2] - 10, rtol=1e-4)
+    np.testing.assert_allclose(transformer.deprocess("data", found), image, atol=1e-5)
+
+
 def test_a_mean_picture_is_resized(transformer: io.Transformer) -> None:
     mean = np.moveaxis(gradient(8, 10), 2, 0)
     transformer.set_mean("data", mean)
