@@ -229,7 +229,7 @@ def announcement(path: Path, settings: Sequence[str]) -> str:
     param = read_solver(path).with_settings(settings).param
     minutes = max(round(param.max_iter * SECONDS / 60), 1)
     tested = "the start and the end"
-    if param.max_iter > param.test_interval:
+    if 0 < param.test_interval < param.max_iter:
         tested = f"iterations 0, {param.test_interval}, {2 * param.test_interval}, ..."
     return (
         f"train_cifar10.py: training for {param.max_iter} iterations, about {minutes} min on two "
