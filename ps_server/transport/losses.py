@@ -21,6 +21,12 @@ import zmq
 
 KEEPALIVE_S = 2
 SILENCE_S = 10.0
+_WATCHED = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_DISCONNECTED
+)
 _MONITOR = "inproc://losses"
 _TCP_INFO_BYTES = 64
 _RETRANSMITS_AND_PROBES = struct.Struct("=2xBB")
@@ -93,8 +99,8 @@ class LossWatch:
             self._descriptors[number] = value
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._established.add(number)
-        elif number in self._established:  # before, it was an attempt to connect
-            self.lost.add(number)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or number in self._established:
+            self.lost.add(number)  # else it was an attempt to connect, and another follows
 
     def close(self) -> None:
         """Stop watching. Before the watched sockets are closed."""
@@ -120,9 +126,7 @@ def _silent_for(descriptor: int, limit_s: float) -> bool:
 
 def _monitor(watched: zmq.Socket[bytes], number: int) -> zmq.Socket[bytes]:
     address = f"{_MONITOR}-{number}"
-    watched.monitor(
-        address, zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-    )
+    watched.monitor(address, _WATCHED)
     monitor: zmq.Socket[bytes] = watched.context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room otherwise
     monitor.connect(address)

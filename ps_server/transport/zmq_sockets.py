@@ -394,7 +394,8 @@ class ZmqClientTransport:
         except PacketsMissing:
             self._losses.lost.add(shard)
         except RemoteProtocolError:
-            pass
+            if not agreed:  # a damaged handshake: no other comes
+                self._losses.lost.add(shard)
         else:
             if not agreed:
                 self.send(shard, ())  # proves that this end has the keys

@@ -15,6 +15,7 @@ from ps_server.keys import JobKeys
 from ps_server.transport import sealed_ends
 from ps_server.transport.sealing import LARGE_BYTES
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+from tests.support.relay import Relay
 from tests.support.tampering import GREETING_BYTES, Change, Message, TamperingRelay, unchanged
 from tests.support.transport_contract import send_first
 
@@ -26,6 +27,23 @@ WELCOME = b"\x04\x08\x07WELCOME"
 LARGE = bytes(LARGE_BYTES)
 HANDSHAKE, PROOF, HELLO, FIRST, SECOND = range(5)
 """Numbers of messages to the shard. From it, the first is the handshake's."""
+
+
+class FlippingRelay(Relay):
+    """Changes one byte of what comes from the target."""
+
+    def __init__(self, target: str, place: int) -> None:
+        self._place = place
+        super().__init__(target)
+
+    def _pass(self, source: socket.socket, target: socket.socket, kept: bytearray) -> None:
+        with suppress(OSError):
+            while piece := bytearray(source.recv(1 << 16)):
+                place = self._place - len(kept)
+                if kept is self.back and 0 <= place < len(piece):
+                    piece[place] ^= 1
+                kept += piece
+                target.sendall(piece)
 
 
 class Line:
@@ -198,6 +216,23 @@ def test_a_worker_that_connects_again_uses_other_keys() -> None:
     assert heard[0] != heard[1]
 
 
+@pytest.mark.parametrize("place", [24, GREETING_BYTES + 8])
+def test_a_damaged_greeting_is_a_loss(place: int) -> None:
+    """ZeroMQ would not connect again, and the worker wait for ever."""
+    shard = ZmqServerTransport(LISTEN, KEYS.of_shard(0))
+    relay = FlippingRelay(shard.address, place)
+    worker = ZmqClientTransport([relay.address], KEYS.of_worker(0))
+    deadline = time.monotonic() + WAIT_S
+    try:
+        with pytest.raises(PeerLost, match="shard 0"):
+            while time.monotonic() < deadline:
+                assert shard.receive(0.01) == worker.receive(0.01) == []
+    finally:
+        worker.close()
+        relay.close()
+        shard.close()
+
+
 def test_a_changed_handshake_leads_to_no_connection() -> None:
     shard = ZmqServerTransport(LISTEN, KEYS.of_shard(0))
     changed: list[Message] = []
@@ -212,7 +247,8 @@ def test_a_changed_handshake_leads_to_no_connection() -> None:
         deadline = time.monotonic() + WAIT_S
         while not changed and time.monotonic() < deadline:
             assert shard.receive(0.01) == []
-        assert worker.receive(WAIT_S) == []
+        with pytest.raises(PeerLost, match="shard 0"):
+            worker.receive(WAIT_S)
         assert not worker.send(0, [b"a gradient"])
         assert shard.refused == 1
     finally:
