@@ -58,14 +58,12 @@ class WorkspaceStack:
         """Return the workspace of the last run, None where there is none."""
         return self._made[self._depth - 1] if self._depth else None
 
-    def push(self, owner: Do, blobs: dict[str, Blob]) -> InnerWorkspace:
-        """Return a workspace for one more run of an operator, with its outside blobs."""
+    def push(self, owner: Do) -> InnerWorkspace:
+        """Return a workspace for one more run of an operator."""
         if self._depth < len(self._made) and self._made[self._depth].owner is not owner:
             del self._made[self._depth :]
         if self._depth == len(self._made):
-            made = Workspace()
-            made.blobs.update(blobs)
-            self._made.append(InnerWorkspace(owner, made))
+            self._made.append(InnerWorkspace(owner, Workspace()))
         self._depth += 1
         return self._made[self._depth - 1]
 
@@ -143,7 +141,7 @@ class Do:
             self._run(stack.pop(), blobs)
             return
         inner = stack.last() if self.reuse else None
-        inner = inner or stack.push(self, blobs)
+        inner = inner or stack.push(self)
         self._run(inner, blobs)
         if self.copies:
             for name, blob in blobs.items():
@@ -160,6 +158,8 @@ class Do:
                 missing = [name for name in self.saved if inner.workspace.find(name) is None]
                 if missing:
                     raise EnforceNotMet(f"Do: the forward run has no blob {', '.join(missing)}")
+            else:
+                inner.workspace.blobs.update(blobs)
             net = inner.nets[self] = Net(self.net, inner.workspace)
         net.run()
 

@@ -77,6 +77,18 @@ def test_a_local_blob_is_not_seen_outside() -> None:
     assert not workspace.HasBlob("local")
 
 
+def test_a_do_continues_in_the_workspace_of_a_different_one() -> None:
+    first, second, net = core.Net("first"), core.Net("second"), core.Net("outer")
+    first.GivenTensorFill([], "x", shape=[1], values=[1.0])
+    second.Add(["x", "x"], "z")
+    net.CreateScope([], "w")
+    net.Do("w", "w", net=first.Proto(), inner_blobs=[], outer_blobs_idx=[])
+    inner = {"net": second.Proto(), "inner_blobs": ["z"], "outer_blobs_idx": [0]}
+    net.Do("w", ["out", "w"], reuse_workspace=True, **inner)
+    workspace.RunNetOnce(net)
+    assert workspace.FetchBlob("out") == [2]
+
+
 def test_a_blob_that_nobody_makes_is_refused() -> None:
     with pytest.raises(AssertionError, match="Input blob nobody is undefined"):  # noqa: SIM117
         with NetBuilder(_use_control_ops=True), ops.IfNet(ops.Const(True)):
