@@ -196,6 +196,8 @@ def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]])
     backend = backend_of(db_type)
     try:
         if backend is None:
+            if not (folder := Path(path).parent).exists():
+                folder.mkdir(parents=True)
             with replacing(Path(path)) as file:
                 for key, value in pairs:
                     file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
@@ -203,6 +205,8 @@ def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]])
             with write_database(Path(path), backend) as writer:
                 for key, value in pairs:
                     writer.put(key, value)
-    except (OSError, DataError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except DataError as error:
+        raise EnforceNotMet(str(error)) from error
+    except OSError as error:
+        reason = error.strerror or error
         raise EnforceNotMet(f"Cannot write the database {path}: {reason}") from error

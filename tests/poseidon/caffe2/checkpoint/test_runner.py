@@ -160,7 +160,8 @@ def test_a_checkpoint_that_fails_is_a_warning(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     job, _ = job_of()
-    manager = CheckpointManager(str(tmp_path / "missing"), "node", "minidb")
+    (tmp_path / "file").touch()
+    manager = CheckpointManager(str(tmp_path / "file"), "node", "minidb")
     with caplog.at_level(logging.WARNING):
         assert JobRunner(job, manager).train(new_session()) == len(TOTALS)
     (said,) = [

@@ -96,7 +96,8 @@ def test_a_file_that_is_missing_or_cut_off_is_an_error(saved: dict[str, Any]) ->
         ("none", "lmdb", r"The database \S+none does not exist"),
         ("lmdb", "leveldb", r"The database \S+lmdb is LMDB \(lmdb\), not leveldb"),
         ("lmdb", "minidb", r"The database \S+lmdb is LMDB \(lmdb\), not minidb"),
-        ("no/folder", "minidb", r"Cannot write the database \S+no/folder"),
+        ("lmdb/data.mdb/x", "minidb", r"Cannot write the database \S+mdb/x: Not a directory"),
+        ("lmdb/data.mdb/x", "lmdb", r"\] \S+mdb/x cannot be created: \S+data.mdb: Not a directory"),
     ],
 )
 def test_a_database_that_is_missing_or_of_another_kind_is_one_sentence(
@@ -107,6 +108,13 @@ def test_a_database_that_is_missing_or_of_another_kind_is_one_sentence(
     kind, inputs, outputs = ("Save", ["f"], []) if "/" in db else ("CreateDB", [], ["reader"])
     with pytest.raises(RuntimeError, match=message):
         call(kind, inputs, outputs, **{**saved, "db": str(tmp_path / db), "db_type": db_type})
+
+
+@pytest.mark.parametrize("db_type", ["minidb", "lmdb"])
+def test_missing_folders_are_made(saved: dict[str, Any], tmp_path: Path, db_type: str) -> None:
+    workspace.FeedBlob("f", VALUES["f"])
+    call("Save", ["f"], [], **{**saved, "db": str(tmp_path / "new/folder/db"), "db_type": db_type})
+    assert (tmp_path / "new/folder/db").exists()
 
 
 def test_several_databases(saved: dict[str, Any], tmp_path: Path) -> None:
