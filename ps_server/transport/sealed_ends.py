@@ -76,6 +76,10 @@ class ConnectingEnd:
             raise PacketsMissing("the other end misses packets")
         return frames
 
+    def is_overdue(self) -> bool:
+        """See `Opener.is_overdue`."""
+        return self._opener is not None and self._opener.is_overdue()
+
 
 @dataclass(slots=True, kw_only=True)
 class ServerConnection:
@@ -172,6 +176,10 @@ class ListeningEnd:
         session = self._sessions[number]
         asks = not session.peer and len(parts) == 1 and not parts[0].nbytes
         return session.second if asks else None
+
+    def overdue(self) -> list[bytes]:
+        """Return the peers whose packets are overdue; see `Opener.is_overdue`."""
+        return [peer for peer, each in self._of_peer.items() if each.opener.is_overdue()]
 
     def sealer(self, peer: bytes) -> Sealer | None:
         """Return what seals packets to a peer; None: there is no such peer."""

@@ -43,6 +43,8 @@ advantage stays below 2^-60 (RFC 8446, 5.5).
 """
 MOST_FRAMES = 16_384
 """Most frames of a packet; the protocols above allow half as many."""
+OVERDUE_LOOKS = 20
+"""Five seconds, where a transport looks."""
 _NUMBER = struct.Struct(">Q")
 _NONCE = struct.Struct(">IQ")
 _BOUND = struct.Struct(">QI")
@@ -151,6 +153,15 @@ class Sealer(_Direction):
 class Opener(_Direction):
     """Opens what the other end has sealed."""
 
+    _looks = 0  # since a packet was refused, and none was opened after it
+
+    def is_overdue(self) -> bool:
+        """Return whether a packet was refused `OVERDUE_LOOKS` calls ago, and none has come since.
+        It was not added to the others, then, but was one of them, and both ends may wait for ever.
+        """
+        self._looks += bool(self._looks)
+        return self._looks > OVERDUE_LOOKS
+
     def open(self, parts: Sequence[memoryview]) -> list[Buffer]:
         """Open a packet in place, and return its frames: views of the parts.
 
@@ -161,6 +172,7 @@ class Opener(_Direction):
             PacketsMissing: it was sealed by the other end, but earlier ones did not come.
             RemoteProtocolError: it was not, was changed, or came before. The parts are spoilt.
         """
+        self._looks = self._looks or 1
         if not 2 <= len(parts) <= MOST_FRAMES + 2 or parts[0].nbytes != _NUMBER.size:
             raise RemoteProtocolError("a packet is not a sealed one")
         (number,) = _NUMBER.unpack(parts[0])
@@ -180,6 +192,7 @@ class Opener(_Direction):
         except (struct.error, StopIteration):
             raise RemoteProtocolError("a packet has other frames than its lead says") from None
         self._passed(sum(part.nbytes for part in parts[1:]))
+        self._looks = 0
         return frames
 
     def _check_later(self, lead: memoryview, nonce: bytes, bound: bytes) -> None:

@@ -262,6 +262,8 @@ class ZmqServerTransport:
         if time.monotonic() >= self._check_at_s:
             self._check_at_s = time.monotonic() + CHECK_S
             self._authenticator.process()
+            for peer in self._sealed.overdue() if self._sealed else ():
+                self.send(peer, ())  # tells it so
         if all_block:
             self._blocked.try_all()
         return woken
@@ -425,6 +427,8 @@ class ZmqClientTransport:
                 self._check_at_s = now_s + CHECK_S
                 self._process()
                 self._losses.check_silence()
+                overdue = (shard for shard, end in enumerate(self._sealed) if end.is_overdue())
+                self._losses.lost.update(overdue)
             if ready or self._losses.lost or now_s >= deadline_s:
                 return ready
 

@@ -154,6 +154,22 @@ def test_what_an_attacker_takes_out_ends_the_connection(
             made.worker.receive(WAIT_S)
 
 
+@pytest.mark.parametrize("change", [flip(0), flip(1), flip(2)], ids=["number", "frame", "lead"])
+def test_a_changed_packet_that_nothing_follows_is_a_loss(
+    change: Callable[[Message], list[Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps_server.transport.zmq_sockets.CHECK_S", 0.01)
+    for there, back in ((at(FIRST, change), unchanged), (unchanged, at(1, change))):
+        with line(there, back) as made:
+            assert made.worker.send(0, [b"header", LARGE, b"a push"])
+            assert made.shard.send(made.peer, [b"header", LARGE, b"an answer"])
+            deadline = time.monotonic() + WAIT_S
+            with pytest.raises(PeerLost, match="the network has failed"):
+                while time.monotonic() < deadline:
+                    made.shard.receive(0.01)
+                    made.worker.receive(0.01)
+
+
 def test_reflected_and_spliced() -> None:
     """What the shard has said, and what another connection has carried, is not from this worker."""
     other: list[Message] = []
