@@ -89,6 +89,7 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         else:
             with _ending(inner):
                 pieces = pieces_of(replace(arguments, plan=built.plan))
+                group.owners = {piece.plane for piece in pieces}
                 by_factors = frozenset(built.plan.of(Scheme.FACTORS))
                 encoded = built.encoded if tree.leaves else frozenset()
                 of_host = HostPieces(tensors, pieces, group.rank, by_factors, encoded)

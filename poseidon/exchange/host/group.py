@@ -25,7 +25,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -59,6 +59,7 @@ class HostGroup:
     Attributes:
         file: the descriptor of a file that all workers have, empty and without a name. The
             connections close it.
+        owners: the workers that own a piece; all of them, unless the tensors are small.
         meetings: collections of the training loops. Each makes one before it sends anything else.
     """
 
@@ -68,6 +69,7 @@ class HostGroup:
         self.rank, self.size, self.tree = network.rank, network.size, tree
         self.network = network
         self.others = [rank for rank in range(self.size) if rank != self.rank]
+        self.owners: Collection[int] = range(self.size)
 
         wire = UnixWire(f"{address}-{self.rank}", None if self.rank else new_file())
         self.peers = Peers(replace(network, wire=wire), "host-links")
@@ -131,8 +133,10 @@ class HostGroup:
         raise PeerLost(bytes(reason).decode(errors="replace"))
 
     def all_squares(self, own: Sequence[float]) -> float:
-        """Return the exact sum of the squares of all workers of the host. All call it together."""
-        payloads = self._squares.gather(np.asarray(own, "<f8").tobytes()).result()
+        """Return the exact sum of the squares of all workers of the host; 0 to those that own
+        nothing, which do not wait: others may wait for them. All call it together.
+        """
+        payloads = self._squares.gather(np.asarray(own, "<f8").tobytes(), self.owners).result()
         for rank, payload in enumerate(payloads):
             if len(payload) % 8:
                 raise RemoteProtocolError(f"{self.network.name(rank)} sends squares of odd bytes")

@@ -1,7 +1,10 @@
-"""Hosts with different numbers of workers, each of which counts the same, within a staleness bound."""
+"""Hosts with different numbers of workers, each of which counts the same, within a staleness bound;
+workers that own nothing, since the tensors are small.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
@@ -14,8 +17,8 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.options import ExchangeKind, ExchangeOptions
 from ps_server import Rule
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from tests.support.cluster import job_addresses
-from tests.support.machines import member_on
+from tests.support.cluster import TIMEOUT_S, job_addresses
+from tests.support.machines import machines, member_on
 from tests.support.threads import on_threads
 
 ITERATIONS, RATE = 4, 0.1
@@ -101,3 +104,50 @@ def test_each_worker_counts_the_same_within_a_bound(
     for weights in trained(kind, hosts, clip=clip, by_number=by_number):
         for weight, mean in zip(weights, means, strict=True):
             torch.testing.assert_close(weight, mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts", "shards", "staleness"),
+    [
+        (ExchangeKind.ALLREDUCE, (2, 2), 0, 0),
+        (ExchangeKind.SERVER, (3,), 0, 0),
+        (ExchangeKind.SERVER, (2, 2), 2, 0),
+        (ExchangeKind.SERVER, (2, 2), 2, 1),
+    ],
+)
+def test_an_owner_of_nothing_gives_its_state_while_its_worker_is_ahead(
+    kind: ExchangeKind, hosts: tuple[int, ...], shards: int, staleness: int
+) -> None:
+    """Rank 0 alone collects the state; the others have begun the next iteration before it asks."""
+    size = sum(hosts)
+    ahead = threading.Semaphore(0)
+
+    def train(rank: int) -> None:
+        tensors = [Trained(name="w", tensor=torch.zeros(4, 6), rule=Rule())]
+        exchange = make(rank, tensors, ExchangeSettings(clip=1.0))
+
+        def iterate(iteration: int) -> None:
+            exchange.start(iteration, RATE)
+            exchange.wait(0)
+            exchange.begin(0, torch.full((4, 6), 1.0 + rank))
+            exchange.finish()
+
+        try:
+            exchange.open(None)
+            iterate(0)
+            exchange.settle()
+            if rank:
+                iterate(1)
+                ahead.release()
+            else:
+                for _ in range(size - 1):
+                    assert ahead.acquire(timeout=TIMEOUT_S)
+                assert [*exchange.state.histories()] == [0]
+                iterate(1)
+            exchange.settle()
+            exchange.control.all_gather(b"")
+        finally:
+            exchange.close()
+
+    with machines(kind, hosts, shards=shards, staleness=staleness) as make:
+        on_threads(size, train)
