@@ -436,6 +436,13 @@ class ZmqClientTransport:
     def lost(self) -> frozenset[int]:
         """The shards whose connections stood and are lost."""
         self._process()
+        now_s = time.monotonic()
+        if self._trackers and now_s >= self._check_at_s:  # an end that does not call `receive`
+            self._check_at_s = now_s + CHECK_S
+            for shard in range(len(self._sealed)):
+                with contextlib.suppress(zmq.Again):
+                    while True:  # that the other end misses packets
+                        self._receive(shard)
         return frozenset(self._losses.lost)
 
     def _process(self) -> None:

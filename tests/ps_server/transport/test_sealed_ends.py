@@ -49,10 +49,12 @@ class FlippingRelay(Relay):
 class Line:
     """A shard, a worker, and a relay between them."""
 
-    def __init__(self, there: Change = unchanged, back: Change = unchanged) -> None:
+    def __init__(
+        self, there: Change = unchanged, back: Change = unchanged, *, tracked: bool = False
+    ) -> None:
         self.shard = ZmqServerTransport(LISTEN, KEYS.of_shard(0))
         self.relay = TamperingRelay(self.shard.address, there, back)
-        self.worker = ZmqClientTransport([self.relay.address], KEYS.of_worker(0))
+        self.worker = ZmqClientTransport([self.relay.address], KEYS.of_worker(0), tracked=tracked)
         self.peer = send_first(self.shard, self.worker, [b"hello"])
 
     def send(self, *messages: bytes) -> list[bytes]:
@@ -87,8 +89,10 @@ class Line:
 
 
 @contextmanager
-def line(there: Change = unchanged, back: Change = unchanged) -> Iterator[Line]:
-    made = Line(there, back)
+def line(
+    there: Change = unchanged, back: Change = unchanged, *, tracked: bool = False
+) -> Iterator[Line]:
+    made = Line(there, back, tracked=tracked)
     try:
         yield made
     finally:
@@ -170,6 +174,18 @@ def test_a_changed_packet_that_nothing_follows_is_a_loss(
                     made.worker.receive(0.01)
 
 
+def test_an_end_that_only_sends_hears_that_packets_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ps_server.transport.zmq_sockets.CHECK_S", 0.01)
+    with line(at(FIRST, flip(2)), tracked=True) as made:
+        assert made.worker.send(0, [b"header", LARGE, b"a push"])
+        deadline = time.monotonic() + WAIT_S
+        while not made.worker.lost and time.monotonic() < deadline:
+            made.shard.receive(0.01)
+        assert made.worker.lost == {0}
+
+
 def test_reflected_and_spliced() -> None:
     """What the shard has said, and what another connection has carried, is not from this worker."""
     other: list[Message] = []
@@ -242,7 +258,8 @@ def test_a_damaged_greeting_is_a_loss(place: int) -> None:
     try:
         with pytest.raises(PeerLost, match="shard 0"):
             while time.monotonic() < deadline:
-                assert shard.receive(0.01) == worker.receive(0.01) == []
+                assert not shard.receive(0.01)
+                assert not worker.receive(0.01)
     finally:
         worker.close()
         relay.close()
