@@ -314,6 +314,8 @@ class WorkerLinks:
                 self._out.put(self.others, LAST, [msgpack.packb([VERSION, "Failed"]), reason])
             self._monitor.fail(error)
             self._out.free()
+        if not self._out.wire.near:  # a thread may wait for shards, which miss nobody
+            self._network.interruption.interrupt(error)
 
     def close(self) -> None:
         """Send what is queued, and disconnect. After an interruption it drops what is queued.

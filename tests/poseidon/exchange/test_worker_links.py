@@ -135,6 +135,15 @@ def test_a_peer_without_leave_is_lost(
     assert wire.now_s - lost_at_s <= within_s
 
 
+def test_a_failure_ends_the_waits_for_shards_too(wire: HandFed) -> None:
+    network = Network(rank=0, size=2, token=b"secret", wire=wire)  # type: ignore[arg-type]
+    own, monitor = (network.new_monitor(closed="closed", hangs="") for _ in range(2))
+    links = WorkerLinks(network, "test", monitor=own, receive=lambda rank, frames: None)
+    links.fail(PeerLost("lost worker 1"))
+    with pytest.raises(PeerLost, match="lost worker 1"):
+        monitor.check()
+
+
 @pytest.mark.parametrize("stuck", ["takes", "with_kernel"])
 def test_what_is_queued_at_the_end_survives_a_link_that_is_down_for_five_seconds(
     wire: HandFed, links: WorkerLinks, stuck: str
