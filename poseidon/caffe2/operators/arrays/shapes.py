@@ -180,9 +180,10 @@ def tile_gradient(
 ) -> Tensor:
     tiles = tiles if tiles_tensor is None else int(tiles_tensor.item())
     axis = axis_of(axis if axis_tensor is None else int(axis_tensor.item()), dy.dim())
-    if dy.shape[axis] % tiles:
+    size, rest = divmod(dy.shape[axis], tiles)
+    if rest:
         raise ValueError(f"the gradient's size, {dy.shape[axis]}, is not a multiple of {tiles}")
-    return dy.reshape(*dy.shape[:axis], tiles, -1, *dy.shape[axis + 1 :]).sum(axis)
+    return dy.reshape(*dy.shape[:axis], tiles, size, *dy.shape[axis + 1 :]).sum(axis)
 
 
 @operator("NumpyTile", expected="?, M")

@@ -29,7 +29,7 @@ def squared_l2_distance(x: Tensor, y: Tensor) -> Tensor:
     return 0.5 * _rows((x - y) ** 2).sum(1)
 
 
-@operator("SquaredL2DistanceGradient", expected="N *S, N *S, N")
+@operator("SquaredL2DistanceGradient", expected="*S, *S, N")
 def squared_l2_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     dx = column(dz, x) * (x - y)
     return dx, -dx
@@ -41,7 +41,7 @@ def l1_distance(x: Tensor, y: Tensor) -> Tensor:
     return _rows((x - y).abs()).sum(1)
 
 
-@operator("L1DistanceGradient", expected="N *S, N *S, N")
+@operator("L1DistanceGradient", expected="*S, *S, N")
 def l1_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `L1Distance`; a difference below 1e-12 has none."""
     difference = x - y
@@ -55,7 +55,7 @@ def dot_product(x: Tensor, y: Tensor) -> Tensor:
     return _rows(x * y).sum(1)
 
 
-@operator("DotProductGradient", expected="N *S, N *S, N")
+@operator("DotProductGradient", expected="*S, *S, N")
 def dot_product_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     spread = column(dz, x)
     return spread * y, spread * x

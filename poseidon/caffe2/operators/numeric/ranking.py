@@ -165,6 +165,8 @@ def top_k(
 def top_k_gradient(dy: Tensor, indices: Tensor, x: Tensor, *, axis: int = -1) -> Tensor:
     if x.dim() != dy.dim():
         raise ValueError(f"x has {counted(x.dim(), 'dimension')}, its gradient has {dy.dim()}")
+    if not x.numel():
+        return torch.zeros_like(x)
     axis, found = axis_of(axis, x.dim()), indices >= 0
     return torch.zeros_like(x).scatter_add(axis, indices.clamp(min=0), torch.where(found, dy, 0))
 

@@ -26,9 +26,11 @@ def _kept(y: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def _mean(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
+    if not x.numel():
+        return _sum(x, axes, keepdim)
     if x.is_floating_point():
         return x.mean(axes, keepdim)
-    count = x.numel() // max(x.sum(axes).numel(), 1)
+    count = x.numel() // x.sum(axes).numel()
     return torch.div(x.sum(axes, keepdim), count, rounding_mode="trunc").to(x.dtype)
 
 

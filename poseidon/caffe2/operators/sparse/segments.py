@@ -36,7 +36,7 @@ def _count(ids: Tensor, num_segments: int = -1) -> int:
 
 def column(values: Tensor, like: Tensor) -> Tensor:
     """Return a value for each row in a shape that broadcasts over the rows of another tensor."""
-    return values.reshape(-1, *[1] * (like.dim() - 1))
+    return values.reshape([-1, *[1] * like.dim()][: like.dim()])
 
 
 def _sizes(ids: Tensor, count: int, like: Tensor) -> Tensor:

@@ -108,3 +108,8 @@ def test_a_torch_tensor_that_was_fed_is_reshaped_itself() -> None:
     call("Reshape", ["fed"], ["fed", "old"], shape=[2, 2])
     fed[0, 1] = 5
     np.testing.assert_array_equal(workspace.FetchBlob("fed"), [[1, 5], [1, 1]])
+
+
+def test_tiles_of_nothing_have_a_gradient() -> None:
+    (dx,) = run("TileGradient", [np.zeros((4, 0), "f4")], tiles=2, axis=0)
+    assert dx.shape == (2, 0)

@@ -79,6 +79,13 @@ def test_no_pairs_at_all(kind: str) -> None:
     assert run(kind, [X[:0], Y[:0]])[0].shape == (0,)
 
 
+@pytest.mark.parametrize("kind", ["SquaredL2Distance", "L1Distance", "DotProduct"])
+def test_gradients_of_two_scalars_are_scalars(kind: str) -> None:
+    scalar = np.array(2, "f4")
+    for gradient in run(f"{kind}Gradient", [scalar, scalar, np.ones(1, "f4")], 2):
+        assert gradient.shape == ()
+
+
 def test_rows_of_one_element_are_padded_too() -> None:
     assert_run("DotProductWithPadding", [X[:, 0], Y[:, 0]], X[:, 0] * Y[:, 0], rtol=1e-5)
     assert_gradients("DotProductWithPadding", [X[:, 0], Y[:, 0]], [0, 1])

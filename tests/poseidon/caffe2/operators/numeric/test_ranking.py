@@ -40,6 +40,13 @@ def test_fewer_values_than_asked_for() -> None:
     assert flat.tolist() == [1, 0, -1]
 
 
+def test_top_values_of_nothing_have_a_gradient() -> None:
+    nothing = np.zeros((2, 0), "f4")
+    values, indices = run("TopK", [nothing], 2, k=1)
+    (dx,) = run("TopKGradient", [values, indices, nothing])
+    assert dx.shape == (2, 0)
+
+
 def test_an_input_gives_the_number_of_top_values() -> None:
     x, two = np.array([[2, 3, 1]], "f4"), np.array([2], np.int64)
     assert run("TopK", [x, two])[0].tolist() == [[3, 2]]

@@ -46,6 +46,7 @@ def test_a_reduction_with_lengths(kind: str, side: str) -> None:
 
 
 def test_the_sum_of_integers_and_of_nothing() -> None:
+    assert run("ReduceMean", [np.zeros((0, 2), "f4")], axes=[0], keepdims=0)[0].tolist() == [0, 0]
     assert run("SumElementsInt", [np.array([1, 2], dtype=np.int32)])[0] == 3
     assert run("SumElements", [np.zeros((0, 2), "f4")])[0] == 0
 
