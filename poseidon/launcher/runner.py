@@ -294,7 +294,7 @@ class _JobRun:
         if self._job.request.max_restarts is not None:
             return ""
         newest = self._snapshots.newest()
-        where = f"from {short_path(Path(newest.state))}" if newest.state else "from the beginning"
+        where = f"from {short_path(Path(newest.state))}" if newest.state else newest.beginning
         return f"with --max_restarts=N it continues {where} by itself"
 
     def from_disk_because(self) -> str:

@@ -59,6 +59,7 @@ class ScriptJob(Job):
         if request.ddp:
             check_ddp(request)
             _check_gpus_of_hosts(site.hosts)
+            self.origin = StartingPoint(is_scripts=True)
         self._resumed = None
         if request.snapshot:
             snapshot = find_snapshot(request.snapshot, CHECKPOINT)

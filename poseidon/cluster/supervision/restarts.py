@@ -39,11 +39,19 @@ class StartingPoint:
         state: the solver state; empty: where the job began, or a snapshot in memory.
         iteration: iterations finished there.
         memory: whether it is in the memory of worker 0.
+        is_scripts: whether the script loads a checkpoint of its own, of which nothing is known.
     """
 
     state: str = ""
     iteration: int = 0
     memory: bool = False
+    is_scripts: bool = False
+
+    @property
+    def beginning(self) -> str:
+        """Where a start without a snapshot continues, a phrase."""
+        own = "from the script's own checkpoint, or " if self.is_scripts else ""
+        return f"{own}from the beginning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,13 +293,13 @@ class Restarts:
     def _report(self, loss: JobInterrupted, point: StartingPoint, *, tried_again: bool) -> None:
         # A snapshot can be lost with its host: only the start that follows decides what is
         # repeated.
-        to_repeat = self._lost.resume(point.iteration)
+        to_repeat = "" if point.is_scripts else self._lost.resume(point.iteration)
         unchanged, self._point = point == self._point, point
         if tried_again and unchanged:
             self._driver.report(f"{loss}; trying again")
             return
         what = "trying again" if tried_again else f"restart {self._restarts} of {self._most}"
-        where = "from the beginning"
+        where = point.beginning
         if point.state:
             where = f"from {point.state} at iteration {point.iteration}"
         self._driver.report(f"{loss}; {what}: continuing {where}{to_repeat}")

@@ -72,7 +72,7 @@ def test_a_script_of_ddp_takes_the_first_gpus(
     request = ScriptRequest(script=script, gpu=gpu, ddp=True)
     refused = nullcontext() if is_legal else pytest.raises(UsageError, match="use --gpu=0,1")
     with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site, refused:
-        ScriptJob(request, site)
+        assert ScriptJob(request, site).origin.is_scripts
 
 
 @pytest.mark.parametrize(

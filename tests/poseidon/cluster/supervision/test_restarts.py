@@ -127,6 +127,16 @@ def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
     )
 
 
+def test_no_iterations_are_counted_where_the_script_loads_a_checkpoint_of_its_own() -> None:
+    world = World([lost(), DONE], points=[StartingPoint(is_scripts=True)])
+    ended = Restarts(world, most=1).run()
+    assert world.said == [
+        "worker 1 was killed; restart 1 of 1: continuing from the script's own checkpoint, or from "
+        "the beginning"
+    ]
+    assert describe_ending("j", ended) == "job j finished at iteration 100 after 1 restart"
+
+
 def test_a_loss_before_the_snapshot_was_reached_again_is_not_counted_twice() -> None:
     world = World([lost(), lost(0), DONE])
     assert Restarts(world, most=3).run().repeated == 7
