@@ -51,7 +51,8 @@ def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
     """Register the conversions of fused rows whose scale and bias have a type."""
 
     def quantize(x: Tensor) -> Tensor:
-        numbers, pairs = _quantized(x)
+        short = pairs_type == torch.float16 and x.shape[1]
+        numbers, pairs = _numbers(x, 8) if short else _quantized(x)
         if x.is_meta:
             return numbers.new_empty(len(numbers), numbers.shape[1] + 2 * pairs_type.itemsize)
         return torch.cat([numbers, pairs.to(pairs_type).view(torch.uint8)], 1)

@@ -172,3 +172,14 @@ def test_indices_are_looked_up() -> None:
         INDICES_OF_LOW_BIT_ROWS.tolist(),
         LENGTHS_OF_LOW_BIT_ROWS.tolist(),
     )
+
+
+def test_numbers_fit_a_scale_and_bias_of_16_bits() -> None:
+    """The bias of 1000.25 is 1000, and the scale of equal values is 1; as Caffe2 computes."""
+    x = np.array([[1000.25, 1001, 1000.75], [2, 2, 2]], "f4")
+    for source, given in (("Float", x), ("HalfFloat", x.astype("f2"))):
+        (fused,) = run(f"{source}ToFused8BitRowwiseQuantizedHalfScaleBias", [given])
+        pairs = fused[:, 3:].copy().view("f2")
+        np.testing.assert_array_equal(pairs, np.array([[1 / 255, 1000], [1, 2]], "f2"))
+        first = [64, 255, 191] if source == "Float" else [0, 255, 255]
+        assert fused[:, :3].tolist() == [first, [0, 0, 0]]
