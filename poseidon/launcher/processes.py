@@ -105,7 +105,7 @@ class Start:
         """Make a start with secrets of its own: a process that an earlier one left has no part
         in it.
         """
-        encrypted = plan.shards and is_encrypted(encrypt, plan.hosts)
+        encrypted = is_encrypted(encrypt, plan.hosts)
         keys = (
             JobKeys.new(workers=plan.worker_count, shards=plan.shard_count) if encrypted else None
         )

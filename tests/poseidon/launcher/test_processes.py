@@ -30,8 +30,9 @@ def clients(hosts: tuple[str, ...]) -> tuple[Host, ...]:
     return tuple(Host(id=number, address=host, port=0) for number, host in enumerate(hosts))
 
 
-def plan(hosts: tuple[str, ...], workers: int = 1) -> JobPlan:
-    return plan_job(clients(hosts), devices_per_host=("cpu",) * workers, channels=2)
+def plan(hosts: tuple[str, ...], workers: int = 1, *, shards: bool = True) -> JobPlan:
+    devices = ("cpu",) * workers
+    return plan_job(clients(hosts), devices_per_host=devices, channels=2, with_server=shards)
 
 
 def start_of(plan: JobPlan, encrypt: Encrypt = Encrypt.AUTO) -> Start:
@@ -52,7 +53,11 @@ def test_a_job_that_leaves_the_machine_encrypts(
     hosts: tuple[str, ...], encrypt: Encrypt, expected: bool
 ) -> None:
     assert is_encrypted(encrypt, clients(hosts)) is expected
-    assert (start_of(plan(hosts), encrypt).keys is not None) is expected
+    for shards in (True, False):
+        made = plan(hosts, shards=shards)
+        assert all(
+            (start_of(made, encrypt).keyring(each) is not None) is expected for each in made.roles
+        )
 
 
 def test_every_process_that_connects_has_a_key_pair_of_its_own() -> None:
