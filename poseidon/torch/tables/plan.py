@@ -149,9 +149,10 @@ def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> lis
                 own, factor = row_rule(rule, weight_name)
                 found.append(_of_embedding(weight_name, child, own, None, factor))
             elif not options.local_steps and (trainer := _trainer(child.weight, optimizers)):
-                optimizer, group = trainer
-                own = rule_of_optimizer(optimizer, group, weight_name)
-                found.append(_of_embedding(weight_name, child, own, _rate_of(group), 1.0))
+                optimizer, number = trainer
+                own = rule_of_optimizer(optimizer, optimizer.param_groups[number], weight_name)
+                rate = _rate_of(optimizer, number)
+                found.append(_of_embedding(weight_name, child, own, rate, 1.0))
     of_job = options.staleness
     return [replace(t, spec=replace(t.spec, staleness=of_job)) for t in found]
 
@@ -200,19 +201,18 @@ def _of_embedding(
     return PlannedTable(module=module, spec=spec, rate=rate, rate_factor=rate_factor)
 
 
-def _trainer(
-    weight: Tensor, optimizers: Sequence[Optimizer]
-) -> tuple[Optimizer, Mapping[str, Any]] | None:
-    """Return the optimizer that trains a parameter, with its group; None: none does."""
+def _trainer(weight: Tensor, optimizers: Sequence[Optimizer]) -> tuple[Optimizer, int] | None:
+    """Return the optimizer that trains a parameter, with its group's number; None: none does."""
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
+        for number, group in enumerate(optimizer.param_groups):
             if any(parameter is weight for parameter in group["params"]):
-                return optimizer, group
+                return optimizer, number
     return None
 
 
-def _rate_of(group: Mapping[str, Any]) -> Callable[[int], float]:
-    return lambda step: float(group["lr"])
+def _rate_of(optimizer: Optimizer, number: int) -> Callable[[int], float]:
+    # `load_state_dict` replaces the groups.
+    return lambda step: float(optimizer.param_groups[number]["lr"])
 
 
 def users_of_parameters(module: nn.Module) -> Counter[Tensor]:

@@ -224,6 +224,7 @@ def test_a_sparse_embedding_follows_its_torch_optimizer(case: str, workers: int)
 def test_the_rate_of_a_table_is_the_optimizers_present_one() -> None:
     def body(module: nn.Module, group: Group) -> None:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.5)
+        optimizers[0].load_state_dict(optimizers[0].state_dict())  # new groups, as in `resume`
         for _ in range(3):
             module(torch.tensor([1])).sum().backward()
             optimizers[0].step()
