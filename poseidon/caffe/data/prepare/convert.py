@@ -177,12 +177,14 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             if len(header) < start or struct.unpack(">I", header[:4])[0] != IDX_MAGIC[dimensions]:
                 raise DataError(f"{path} is not an idx file of {dimensions} dimensions of bytes")
             shape = struct.unpack(f">{dimensions}I", header[4:])
-            content = stream.read(math.prod(shape) + 1)  # and no more, whatever its size
+            size, content = math.prod(shape), bytearray()
+            while len(content) <= size and (block := stream.read(1 << 20)):
+                content += block  # no more than one block too many
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    if len(content) != math.prod(shape):
-        held = len(content) if len(content) < math.prod(shape) else "more"
+    if len(content) != size:
+        held = len(content) if len(content) < size else "more"
         raise DataError(f"{path} has shape {shape} in its header, but {held} bytes of data")
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -94,6 +94,7 @@ def test_no_pairs_of_nothing() -> None:
         (idx(LABELS), "not an idx file of 3 dimensions"),
         (idx(PICTURES)[:-1], r"has shape \(6, 5, 4\) in its header, but 119 bytes"),
         (gzip.compress(idx(PICTURES) + bytes(1 << 20)), "in its header, but more bytes"),
+        (idx(PICTURES)[:4] + b"\xff" * 12, "in its header, but 0 bytes"),
         (idx(PICTURES[:5]), "has 5 images, but .* has 6 labels"),
         (gzip.compress(idx(PICTURES))[:-20], "cannot be read"),
     ],
