@@ -17,9 +17,9 @@ from ps_server.trace import Tracer, Track, trace_message
 from ps_server.transport.base import ClientTransport
 
 POLL_S = 0.5
-LINGER_S = 6.0
-"""How long `close` tries to send what is queued, and waits for the shards' answers: a link
-may be down for 5 s.
+LINGER_S = 12.0
+"""How long `close` tries to send what is queued, and waits for the shards' answers: until a link
+that is down counts as lost (`losses.py`).
 """
 
 

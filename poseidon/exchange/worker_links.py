@@ -48,8 +48,8 @@ LATE_S = 10.0
 """How long after the end of the connection to a peer its last messages may be on their way here, on
 the connection that it has made: as long as a host may be silent (`losses.py`).
 """
-LINGER_S = 6.0
-"""How long `close` tries to send while no message leaves: a link may be down for 5 s."""
+LINGER_S = 12.0
+"""How long `close` tries to send while no message leaves: until a link that is down is lost."""
 SEND_BUFFER_BYTES = 512 * 1024
 """What the kernel holds for each other worker, four times what it holds for a shard, so that
 factors get most of a link which the shards' values need as well; pushes wait until they have

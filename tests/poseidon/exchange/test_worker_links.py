@@ -15,6 +15,7 @@ from poseidon.exchange.worker_links import (
     FIRST,
     LAST,
     LEAVE_MESSAGE,
+    LINGER_S,
     LOOK_S,
     POLL_S,
     QueuedMessage,
@@ -188,7 +189,7 @@ def test_the_end_does_not_wait_for_ever(wire: HandFed, links: WorkerLinks) -> No
     wire.takes = False
     steps_until(links, wire, 1)
     links.leave()
-    assert steps_until(links, wire, wire.now_s + 10)
+    assert steps_until(links, wire, wire.now_s + LINGER_S + 4)
 
 
 def test_what_waits_for_a_peer_leaves_by_urgency_and_then_in_its_order() -> None:
