@@ -214,6 +214,10 @@ class _JobRun:
                 f" and {counted(job.plan.shard_count, 'shard')}" if job.plan.shard_count else ""
             )
             if not point.memory:
+                if job.request.memory_snapshot_every and not job.elastic and not attempt:
+                    self._terminal.print(
+                        f"warning: --elastic=every has no effect, because {job.fixed_because}"
+                    )
                 self._terminal.print(f"starting {workers}{shards}...")
             specs = {role.process: job.spec(role, start) for role in job.plan.roles}
             self._registration.keep(job.site.paused.end_others(specs.values(), job.site.hosts))

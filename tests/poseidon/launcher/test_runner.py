@@ -208,6 +208,27 @@ def test_a_job_that_is_stopped_while_its_hosts_are_made_ready_starts_nothing(
     assert site.calls == ["begin", "end"]
 
 
+@pytest.mark.parametrize(("restarts", "warns"), [(0, True), (1, False)])
+def test_snapshots_in_memory_that_have_no_effect_are_a_warning(
+    restarts: int,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("poseidon.launcher.runner.run_job", lambda *_, **__: DONE)
+    monkeypatch.setattr(SharingJob, "bound_because", "")
+    job, site = make_job("0 127.0.0.1 0")
+    monkeypatch.setattr(job, "spec", lambda role, _: role)
+    monkeypatch.setattr(site.paused, "end_others", lambda *_: [])
+    job.request = replace(job.request, memory_snapshot_every=20, max_restarts=restarts)
+    with running(job) as found:
+        found._registration = SimpleNamespace(record=None, keep=list)  # type: ignore[assignment]
+        for attempt in range(2):
+            found.start(attempt, StartingPoint())
+    warning = "warning: --elastic=every has no effect, because --max_restarts is 0\n"
+    assert capsys.readouterr().err.count(warning) == warns
+
+
 def test_a_job_without_snapshots_starts_where_it_began(capsys: pytest.CaptureFixture[str]) -> None:
     with running(make_job()[0]) as found:
         assert found.starting_point() == StartingPoint()
