@@ -1,6 +1,4 @@
-"""The place of a process in its job, as a training script sees it: rank, exchange membership and
-callbacks.
-"""
+"""The place of a process in its job, as a script sees it: rank, exchange membership, callbacks."""
 
 from __future__ import annotations
 
@@ -205,8 +203,7 @@ class WorkerContext:
         connect: exchanges addresses with the rest of the job.
         folder: the job's output folder; None: a process that trains alone has none.
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
-        unfit_for_ddp: a sentence on a flag of the job that has no effect on a module of
-            DistributedDataParallel; empty: there is none.
+        unfit_for_ddp: a sentence on a flag that has no effect on DDP's modules; empty: none.
         threads_given: whether the user has given the job's number of threads.
         memory: the memory snapshots of this worker; None: the job has none.
         reducers: of the script's DistributedDataParallel modules; closed at its end.
@@ -324,9 +321,8 @@ class WorkerContext:
             name: of the one that is waited for; empty: none.
             last: what this method has returned as that one began.
         """
-        collection = f"{OF_TORCH}{name}" if name else ""
-        position = LoopPosition(collections=begun, collection=collection)
-        position = self.loops.together(OF_NO_LOOP, position)
+        own = LoopPosition(collections=begun, collection=f"{OF_TORCH}{name}" if name else "")
+        position = self.loops.together(OF_NO_LOOP, own)
         if name and last != position.collections:
             position = replace(position, loop=None)
         self.job.progressed(position)
