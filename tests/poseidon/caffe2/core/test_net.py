@@ -169,7 +169,7 @@ def test_appending_a_net_keeps_what_is_still_external() -> None:
         second.AppendNet("first")
     with pytest.raises(AssertionError, match="expected a BlobReference"):
         second.AddExternalOutput("sum")
-    with pytest.raises(AssertionError, match=r"^nothing is not a blob of net second$"):
+    with pytest.raises(AssertionError, match=rf"^nothing is not a blob of net {second.Name()}$"):
         second.AddExternalOutput(core.BlobReference("nothing"))
 
 
